@@ -100,7 +100,7 @@ vram._native.PoolCore.unpark_blocks$:
         \doc
 
 vram._native.PoolCore.bring_back$:
-    def bring_back(self, most: int, /) -> int:
+    def bring_back(self, most: int, wait: bool = False, /) -> int:
         \doc
 
 vram._native.PoolCore.release_unused$:

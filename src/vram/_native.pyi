@@ -570,7 +570,7 @@ class PoolCore:
         Move parked allocations back to the device. Return the bytes that moved.
         """
 
-    def bring_back(self, most: int, /) -> int:
+    def bring_back(self, most: int, wait: bool = False, /) -> int:
         """
         Move at most so many bytes back to the device while enough of it is free; with `wait`, after all work queued so far. Return the bytes that moved.
         """

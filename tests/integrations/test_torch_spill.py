@@ -477,3 +477,40 @@ def test_copies_are_ordered_with_all_streams_of_the_program() -> None:
     )
     assert copied > 100 << 20
     assert not found, "\n\n".join(found)
+
+
+def test_pages_return_if_saved_tensors_can_make_room_for_them() -> None:
+    early, there, late = told(
+        MODEL,
+        """
+        for _ in range(6):
+            step()
+        early, there = moved(), pool.stats().spilled
+        for _ in range(6):
+            step()
+        print(json.dumps([early, there, moved() - early]))
+        """,
+        **SHORT,
+    )
+    assert early > 0  # while nothing was known about the program
+    assert there == late == 0
+
+
+def test_pages_that_a_step_lacks_in_any_case_do_not_return() -> None:
+    """The optimizer needs most, when the backward pass has used all that was saved."""
+    there, out, back = told(
+        MODEL.replace("randn(8192,", "randn(512,").replace("AdamW(", "AdamW(foreach=True, params="),
+        """
+        for _ in range(6):
+            step()
+        before = pool.stats()
+        for _ in range(12):
+            step()
+        after, moves = pool.stats(), ("spill.moved_out_bytes", "spill.moved_back_bytes")
+        print(json.dumps([after.spilled, *(after[each] - before[each] for each in moves)]))
+        """,
+        **ENOUGH,
+        LIMIT="300MiB",
+    )
+    assert there > 0
+    assert out + back < there

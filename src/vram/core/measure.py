@@ -46,7 +46,7 @@ class Peaks:
         self._watches: list[dict[Any, int]] = []
 
     def begin(self, pool: Any) -> tuple[Raw, dict[Any, int]]:
-        """Start a watch; returns the numbers at its start and the watch, for `end` and `of`."""
+        """Start a watch; returns the numbers at its start and the watch, for the calls below."""
         with self._lock:
             self._settle(pool)
             watch: dict[Any, int] = {}
@@ -64,6 +64,13 @@ class Peaks:
         """The numbers now, with the peaks of a watch that continues."""
         with self._lock:
             return _raised(pool.raw_stats(), watch)
+
+    def restart(self, pool: Any, watch: dict[Any, int]) -> Raw:
+        """The numbers now, with the peaks of a watch, which begins anew."""
+        with self._lock:
+            raw = _raised(self._settle(pool), watch)
+            watch.clear()
+            return raw
 
     def raw_stats(self, pool: Any) -> Raw:
         """The pool's numbers, with its peaks since the last `reset`."""

@@ -17,7 +17,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 from vram.config import KEPT_FREE
@@ -38,12 +37,8 @@ RECENT_STEPS: Final = 8
 READ_BYTES: Final = 32 << 20
 """The pool's counters are read after so much was saved, at most."""
 MOST_ENTRIES: Final = 4096
-AHEAD_BYTES: Final = 256 << 20
-"""How much returns before it is needed: 5 ms of copying."""
-AHEAD_TENSORS: Final = 16
-"""Saved tensors that are used between the begin of a return and its use, at least."""
-LOOKS: Final = 32
-"""While pages are on the host, the peak is looked at about so many times in a backward pass."""
+PARTS: Final = 16
+"""The saved tensors of a step are divided into so many parts, to follow the backward pass."""
 MOST_PATIENCE: Final = 64
 """Steps after which pages return, at most."""
 
@@ -204,24 +199,25 @@ class _Activations:
         self._known: dict[int, weakref.ref[_Entry]] = {}  # by address
         self._steps = _Steps()
         self._pages = _Pages()
-        self._watch: Any = None  # of the pool's peak, while more could leave
-        self._need: _Step | None = None  # of this step
+        self._step: _Step | None = None  # that was begun last
         self._due = 0  # bytes that leave as soon as they are saved
-        self._bytes = 0  # saved in this step
-        self._lacking = 0  # bytes, when the pool's counters were read last; negative: there was room
         self._capacity = 0  # bytes that the pool could have when its counters were read last
         self._slack = 0  # bytes that were lacking in spite of what recent steps needed
         self._was_short = False  # in this step
-        self._begin = 0  # bytes in use when the step began
-        self._seen = 0  # … when the pool's counters were read last
-        self._left = 0  # bytes that have left in this step
-        self._unread = 0  # bytes saved since the counters were read
+        self._seen = 0  # bytes in use when the pool's counters were read last
+        self._lacking = 0  # … and how much was lacking; negative: there was room
+        self._unread = 0  # bytes saved since
         self._next_read = 0
+
+    @property
+    def _usable(self) -> int:
+        """Bytes that a step may use."""
+        return self._capacity - self._slack - int(self._capacity * KEPT_FREE)
 
     def shortage(self, needed: int) -> None:
         """Keep more memory free from now on: pages had to move."""
         self._pages.moved = True
-        if self._watch is not None and self.saved:
+        if self.saved and self._step is not None and not self._step.over:
             self._slack += needed
             self._was_short = True
 
@@ -262,42 +258,24 @@ class _Activations:
         return saved
 
     def _begin_step(self) -> None:
-        """Learn from the last step, and watch the peak of this one."""
+        """Learn from the last step, and watch this one."""
         pool = self._pool()
         if pool is None:
             return
-        if self._watch is not None:
-            pool._peaks.end(pool, self._watch)
-        if self._need is not None:
-            if not self._steps.known:  # until now the slack stood for them
-                self._slack = 0
-            elif not self._was_short:
+        if self._step is not None and self._step.end(pool):
+            if not self._was_short:
                 self._slack -= self._slack // SLACK_STEPS
-            self._steps.add(self._need)
+            whole = self._steps.known  # the first one began when memory was short
+            if not whole:
+                self._slack = 0  # it stood for what steps need
+            self._step.learn(self._usable, whole=whole)
+            self._steps.add(self._step)
         self._due = self._steps.least_due
-        kept = self._slack + int(self._capacity * KEPT_FREE)
-        self._pages.begin_step(pool, self._capacity - kept)
-        raw, self._watch = pool._peaks.begin(pool)
-        self._begin = self._seen = raw["live"]
-        self._need, self._was_short = None, False
-        self._bytes = self._left = self._unread = self._next_read = 0
-
-    def _note_need(self, pool: Any, *, over: bool) -> None:
-        """Note how much was needed beyond what was in use when the last tensor was saved.
-
-        It is over when the backward pass uses the first tensor that has left: all others have been used, so
-        later peaks cannot be lowered by letting more leave. What returned ahead of need was not needed.
-        """
-        raw = (pool._peaks.end if over else pool._peaks.of)(pool, self._watch)
-        last = self._seen + self._unread
-        before = 0 if self._need is None else self._need.needed
-        self._need = _Step(
-            needed=max(before, raw["peak_live"] - self.ahead - last),
-            saved=max(last + self._left - self._begin, LEAST_BYTES),
-            due=max(0, self._left + self._lacking + self._unread),
-        )
-        if over:
-            self._watch = None
+        self._pages.begin_step(pool, self._usable, self._steps.least)
+        self._step = _Step(pool)
+        self._was_short = False
+        self._seen = self._step.begin
+        self._unread = self._next_read = 0
 
     def _forget(self) -> None:
         """Forget what no saved tensor uses anymore."""
@@ -317,27 +295,29 @@ class _Activations:
         if known is not None and known.holds(version):
             known.save(version, self._moment)
             return known
-        made = _Entry(self, storage, version, self._moment, self.saved, self._bytes)
+        made = _Entry(self, storage, version, self._moment)
         self._known[storage.data_ptr()] = made.reference
         self._here.append(made.reference)
         self._unread += made.bytes
-        self._bytes += made.bytes
+        if self._step is not None:
+            made.before = self._step.saved
+            self._step.saved += made.bytes
         return made
 
     def _make_room(self) -> None:
         """Let the earliest tensors leave: those that are due, and more while less than the margin is free."""
-        pool = self._pool()
-        if pool is None:
+        pool, step = self._pool(), self._step
+        if pool is None or step is None:
             return
         if self._moment is not None:
             self._moment.event()
             self._moment = None
         raw, config = pool.raw_stats(), pool.config()
         capacity = config["limit"] or raw["reserved"]["current"] + pool.device.free_memory
-        grown = raw["live"] + self._left - self._begin
+        grown = raw["live"] + step.left - step.begin
         margin = self._steps.expected(grown) + self._slack + int(capacity * KEPT_FREE)
         lacking = raw["live"] - raw["spilled_live"] + margin - capacity
-        due = self._due - self._left
+        due = self._due - step.left
         while self._here:
             entry = self._here.popleft()()
             if entry is None or entry.storage is None or entry.resized:
@@ -348,7 +328,7 @@ class _Activations:
                 break
             lacking -= entry.bytes
             due -= entry.bytes
-            self._left += entry.bytes
+            step.left += entry.bytes
             self._away.append(entry.reference)
         self._seen = lacking + capacity - margin + raw["spilled_live"]
         self._lacking = lacking
@@ -361,43 +341,129 @@ class _Activations:
     def used(self, used: _Entry, *, away: bool) -> None:
         """Begin the next returns: the backward pass uses an entry."""
         with self._lock:
-            pool = self._pool()
-            if pool is not None and self._watch is not None and (away or self._need is None):
-                self._note_need(pool, over=away)
-            if pool is not None:
-                cover = max(0, used.before - self._left) + self.ahead
-                self._pages.note_use(pool, used.before, cover, self._bytes)
-            if self._away and self.torch.cuda.is_current_stream_capturing():
+            pool, step = self._pool(), self._step
+            if pool is None or step is None:
                 return
-            while self._away:
-                entry = self._away[-1]()
-                if entry is not None and entry.fetched is None:
-                    if entry.index < used.index - AHEAD_TENSORS or self.ahead >= AHEAD_BYTES:
-                        return
-                    if pool is None or not self._fits(pool, entry.bytes):
-                        return
-                    try:
-                        entry.fetch()
-                    except self.torch.OutOfMemoryError:
-                        return  # it is not needed yet
-                self._away.pop()
+            if not step.backward:
+                step.begin_backward(
+                    last=self._seen + self._unread,
+                    due=max(0, step.left + self._lacking + self._unread),
+                    expected=self._steps.growth(step.saved),
+                )
+            step.over |= away
+            step.reach(pool, used.before, self.ahead)
+            if self._away and step.predicted and not self.torch.cuda.is_current_stream_capturing():
+                self._fetch(pool, step, used)
 
-    def _fits(self, pool: Any, bytes: int) -> bool:
-        """Return whether the device has room for so much."""
-        raw = pool.raw_stats()
-        return bool(raw["live"] - raw["spilled_live"] + bytes <= self._capacity)
+    def _fetch(self, pool: Any, step: _Step, used: _Entry) -> None:
+        """Let tensors return as long as there is room for them now, and until they are used."""
+        raw = step.look(pool, self.ahead)
+        live = raw["live"]
+        while self._away:
+            entry = self._away[-1]()
+            if entry is not None and entry.fetched is None:
+                most = max(live, step.most_until(used.before, entry.before) + self.ahead) + entry.bytes
+                if most - raw["spilled_live"] > self._capacity:
+                    return
+                try:
+                    entry.fetch()
+                except self.torch.OutOfMemoryError:
+                    return  # it is not needed yet
+                live += entry.bytes
+            self._away.pop()
 
 
-@dataclass(frozen=True, slots=True)
 class _Step:
-    """What one step needed, in bytes."""
+    """What one step saves, and what it has in use while its backward pass uses that.
 
-    needed: int
-    """Beyond what was in use when the last tensor was saved."""
-    saved: int
-    """Growth of memory until then."""
-    due: int
-    """Saved tensors that had to leave."""
+    The saved tensors are divided into parts of equal size, and the backward pass begins with the last part.
+    What returned ahead of need does not count as in use.
+    """
+
+    def __init__(self, pool: Any) -> None:
+        raw, self._watch = pool._peaks.begin(pool)
+        self.begin: int = raw["live"]
+        self.saved = 0  # bytes of tensors that can leave
+        self.left = 0  # … of those that have left
+        self.backward = False  # it has begun
+        self.over = False  # it has used a tensor that had left; so all that stayed have been used
+        self.last = 0  # bytes in use when the last tensor was saved
+        self.due = 0  # bytes that had to leave
+        self.whole = False
+        self.needed = 0  # bytes beyond what was in use when the last tensor was saved
+        self.least = 0  # bytes that it needs if all tensors leave and return when they are used
+        self._growth = [0] * PARTS  # peak in each part, beyond the begin
+        self._rest = 0  # peak after the last look
+        self._part = PARTS  # that the backward pass is in
+        self._expected: list[int] = []  # growth, judging by recent steps
+
+    # -- while it runs
+
+    def begin_backward(self, *, last: int, due: int, expected: list[int]) -> None:
+        """The backward pass uses the first tensor."""
+        self.backward, self.last, self.due, self._expected = True, last, due, expected
+
+    @property
+    def predicted(self) -> bool:
+        """Whether recent steps tell how the backward pass goes on."""
+        return bool(self._expected)
+
+    def reach(self, pool: Any, before: int, ahead: int) -> None:
+        """The backward pass uses a tensor before which so many bytes were saved."""
+        part = self._part_of(before)
+        if part < self._part:
+            if self._part == PARTS:
+                self._part = part  # what the forward pass had in use counts here
+            self.look(pool, ahead)
+            self._part = part
+
+    def look(self, pool: Any, ahead: int) -> Any:
+        """Note the peak since the last look, `ahead` bytes of which have returned and are not used yet.
+
+        Called before more returns: until then, this becomes less.
+        """
+        raw = pool._peaks.restart(pool, self._watch)
+        growth = raw["peak_live"] - ahead - self.begin
+        self._growth[self._part] = max(self._growth[self._part], growth)
+        return raw
+
+    def end(self, pool: Any) -> bool:
+        """End the step. False: it has no backward pass."""
+        self._rest = pool._peaks.end(pool, self._watch)["peak_live"]
+        return self.backward
+
+    def most_until(self, here: int, there: int) -> int:
+        """Return what is in use, at most, until the tensor at `there` is used, judging by recent steps."""
+        parts = self._expected[self._part_of(there) : self._part_of(here) + 1]
+        return self.begin + max(parts, default=0)
+
+    def _part_of(self, before: int) -> int:
+        return min(PARTS - 1, before * PARTS // max(1, self.saved))
+
+    # -- what it teaches
+
+    @property
+    def grown(self) -> int:
+        """Bytes that were in use, or had left, when the last tensor was saved, beyond the begin."""
+        return max(self.last + self.left - self.begin, LEAST_BYTES)
+
+    def growth(self, part: int, saved: int) -> int:
+        """Return the growth of a step that saves so much, in proportion."""
+        return self._growth[part] * min(saved, self.saved) // max(1, self.saved)
+
+    def learn(self, capacity: int, *, whole: bool) -> None:
+        """Find out what is needed, of `capacity` bytes. Unless it is whole, it saved tensors before."""
+        self.whole = whole
+        most, self.least = 0, self._rest if whole else 0
+        for part in range(PARTS - 1, -1, -1):
+            before = part * self.saved // PARTS
+            used = self.begin + self._growth[part]
+            if whole:
+                self.least = max(self.least, used - max(0, before - self.left))
+            # Tensors that leave because of a peak must not be used before it.
+            if before >= most - capacity:
+                most = max(most, used + min(self.left, before))
+        self.needed = max(0, most - self.left - self.last)
 
 
 class _Steps:
@@ -416,78 +482,57 @@ class _Steps:
         """Bytes that had to leave in each of them. They may leave at once, while there is time to copy."""
         return min((step.due for step in self._steps), default=0)
 
+    @property
+    def least(self) -> int:
+        """Bytes that the largest of them needs if all tensors leave."""
+        return max((step.least for step in self._steps), default=0)
+
     def add(self, step: _Step) -> None:
-        """Note a step."""
+        """Note a step that has ended."""
         self._steps.append(step)
 
     def expected(self, grown: int) -> int:
         """Return what a step needs whose memory has grown so much: shorter ones less, in proportion."""
         grown = max(0, grown)
-        return max((step.needed * min(grown, step.saved) // step.saved for step in self._steps), default=0)
+        return max((step.needed * min(grown, step.grown) // step.grown for step in self._steps), default=0)
+
+    def growth(self, saved: int) -> list[int]:
+        """Return by part how much memory grows in a step that saves so much. Empty: that is not known."""
+        whole = [step for step in self._steps if step.whole]
+        return [max(step.growth(part, saved) for step in whole) for part in range(PARTS)] if whole else []
 
 
 class _Pages:
-    """Brings pages back when a step begins, as far as no recent step would have been short of memory.
+    """Brings pages back when a step begins, if recent steps would have had room for them.
 
     Saved tensors are cheaper to have on the host than pages: their copies overlap with computation, while
-    kernels wait for each access to a page there, and an optimizer reads its states several times. So while
-    pages are on the host, this looks for the least that a step needs on the device: at each moment, what was
-    in use less the saved tensors that were not needed yet and could have left.
+    kernels wait for each access to a page there, and an optimizer reads its states several times. So pages
+    return if a step can do without them, by letting more tensors leave.
     """
 
     def __init__(self) -> None:
-        self.moved = False  # to the host, in this step
-        self._watch: Any = None  # of the pool's peak since the last look, while pages are on the host
-        self._at = 0  # bytes saved before the tensor that was used at the last look
-        self._least = 0  # bytes that this step needs on the device
-        self._recent: deque[int] = deque(maxlen=RECENT_STEPS)  # … and steps before it
+        self.moved = False  # to the host, since the step began
         self._waited = 0  # steps since the last return that was too early
         self._patience = 1  # … after which pages may return
         self._returned = False  # pages, since they moved last
 
-    def begin_step(self, pool: Any, capacity: int) -> None:
-        """Learn from the last step, and let pages return. Steps may use `capacity` bytes."""
+    def begin_step(self, pool: Any, capacity: int, least: int) -> None:
+        """Let pages return if steps need at least `least` bytes and may use `capacity`."""
         postpone_return(pool)
-        if self._watch is not None:
-            self._look(pool, 0)
-            pool._peaks.end(pool, self._watch)
-            self._recent.append(self._least)
-            self._waited += 1
         if self.moved and self._returned:
             self._put_off()
-        there = pool.raw_stats()["spilled_live"]
-        if there and self._recent and self._waited >= self._patience:
-            there -= self._bring_back(pool, there - max(0, max(self._recent) - capacity))
         self.moved = False
-        self._watch = pool._peaks.begin(pool)[1] if there else None
-        self._least = self._at = 0
-
-    def note_use(self, pool: Any, before: int, cover: int, saved: int) -> None:
-        """The backward pass uses a tensor, and `before` bytes of the step's `saved` were saved before it.
-
-        Of these, `cover` bytes are on the device and could have left.
-        """
-        if self._watch is not None and (self._at == 0 or before <= self._at - saved // LOOKS):
-            self._at = before
-            self._look(pool, cover)
-
-    def _look(self, pool: Any, cover: int) -> None:
-        """Note what was needed since the last look, at most."""
-        raw = pool._peaks.end(pool, self._watch)
-        self._least = max(self._least, raw["peak_live"] - cover)
-        self._watch = pool._peaks.begin(pool)[1]
-
-    def _bring_back(self, pool: Any, most: int) -> int:
-        if most <= 0:
-            return 0
+        self._waited += 1
+        there = pool.raw_stats()["spilled_live"]
+        most = there - max(0, least - capacity)
+        if there == 0 or most <= 0 or least == 0 or self._waited <= self._patience:
+            return
         returned = 0
         with contextlib.suppress(VramError):  # another thread moves memory, or captures a graph
             returned = pool.bring_back(most, True)
-        if returned:
-            self._returned = True
-        else:
+        self._returned = returned > 0
+        if not returned:
             self._put_off()
-        return int(returned)
 
     def _put_off(self) -> None:
         self._waited, self._returned = 0, False
@@ -511,14 +556,11 @@ class _Moment:
 class _Entry:
     """One storage with saved tensors: on the device, on the host, or returned."""
 
-    def __init__(
-        self, owner: _Activations, storage: Any, version: int, moment: _Moment, index: int, before: int
-    ) -> None:
+    def __init__(self, owner: _Activations, storage: Any, version: int, moment: _Moment) -> None:
         self.reference: weakref.ref[_Entry] = weakref.ref(self)
         self.storage = storage  # None: it has left
         self.bytes: int = storage.nbytes()
-        self.index = index
-        self.before = before  # bytes that the step had saved before it
+        self.before = 0  # bytes that the step had saved before it
         self.left: Any = None  # the event behind the copy to the host
         self.fetched: Any = None  # the storage that it has returned to
         self._home: Any = None  # the stream that this belongs to
