@@ -54,9 +54,9 @@ MOVED = [f"spill.{kind}_{way}_bytes" for kind in ("moved", "saved") for way in (
 def measure(name: str, how: str, limit: int, spill: str, recording: str) -> None:
     """Run one job in this process; the last line of output is the result."""
     if how == "vram":
-        import vram.torch
+        from vram.torch import install
 
-        vram.torch.install(**{"limit": limit or None, "spill": spill if spill != "0" else None})
+        install(**{"limit": limit or None, "spill": spill if spill != "0" else None})
     import torch
     from workloads import JOBS as WORKLOADS
 

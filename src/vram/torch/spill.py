@@ -187,6 +187,7 @@ class _Activations:
         self.weak_reference = importlib.import_module("torch.multiprocessing.reductions").StorageWeakRef
         self.ahead = 0  # bytes that have returned and are not used yet
         self.saved = 0  # tensors
+        self._current_stream = torch._C._cuda_getCurrentRawStream
         self._parameters = parameters
         self._fixed: set[int] = set()  # addresses of parameters
         self._entered = True  # a module, since these were looked up
@@ -201,7 +202,8 @@ class _Activations:
         self._pages = _Pages()
         self._step: _Step | None = None  # that was begun last
         self._due = 0  # bytes that leave as soon as they are saved
-        self._capacity = 0  # bytes that the pool could have when its counters were read last
+        self._capacity = 0  # bytes that the pool could have when the step began
+        self._host_bytes = 0  # … and that tensors may have on the host
         self._slack = 0  # bytes that were lacking in spite of what recent steps needed
         self._was_short = False  # in this step
         self._seen = 0  # bytes in use when the pool's counters were read last
@@ -255,6 +257,8 @@ class _Activations:
             saved = _Saved(self._entry(storage, tensor._version), tensor)
             if self._unread >= self._next_read:
                 self._make_room()
+            elif self._step is not None and self._step.left < self._due:
+                self._unread -= self._let_leave(self._step, 0)
         return saved
 
     def _begin_step(self) -> None:
@@ -262,6 +266,9 @@ class _Activations:
         pool = self._pool()
         if pool is None:
             return
+        config = pool.config()
+        self._host_bytes = config["spill"]
+        self._capacity = config["limit"] or pool.raw_stats()["reserved"]["current"] + pool.device.free_memory
         if self._step is not None and self._step.end(pool):
             if not self._was_short:
                 self._slack -= self._slack // SLACK_STEPS
@@ -287,9 +294,9 @@ class _Activations:
 
     def _entry(self, storage: Any, version: int) -> _Entry:
         """Return the entry of a storage. One that has left stands for it while the contents are the same."""
-        stream = self.torch.cuda.current_stream(self.device)
-        if self._moment is None or self._moment.stream != stream:
-            self._moment = _Moment(stream)
+        handle = self._current_stream(self.device.index)
+        if self._moment is None or self._moment.handle != handle:
+            self._moment = _Moment(handle, self.torch.cuda.current_stream(self.device))
         reference = self._known.get(storage.data_ptr())
         known = None if reference is None else reference()
         if known is not None and known.holds(version):
@@ -305,36 +312,40 @@ class _Activations:
         return made
 
     def _make_room(self) -> None:
-        """Let the earliest tensors leave: those that are due, and more while less than the margin is free."""
+        """Let tensors leave while less than the margin is free."""
         pool, step = self._pool(), self._step
         if pool is None or step is None:
             return
         if self._moment is not None:
             self._moment.event()
             self._moment = None
-        raw, config = pool.raw_stats(), pool.config()
-        capacity = config["limit"] or raw["reserved"]["current"] + pool.device.free_memory
+        raw = pool.raw_stats()
         grown = raw["live"] + step.left - step.begin
-        margin = self._steps.expected(grown) + self._slack + int(capacity * KEPT_FREE)
-        lacking = raw["live"] - raw["spilled_live"] + margin - capacity
-        due = self._due - step.left
+        free = self._usable - (raw["live"] - raw["spilled_live"]) - self._steps.expected(grown)
+        left = self._let_leave(step, -free)
+        self._seen = raw["live"] - left
+        self._lacking = -free - left
+        self._unread = 0
+        self._next_read = max(READ_BYTES, -self._lacking // 4)
+
+    def _let_leave(self, step: _Step, lacking: int) -> int:
+        """Let the earliest tensors leave: those that are due, and more while bytes are lacking.
+
+        Returns the bytes that left.
+        """
+        left = 0
         while self._here:
             entry = self._here.popleft()()
             if entry is None or entry.storage is None or entry.resized:
                 continue
-            wanted = lacking > 0 or entry.bytes <= due
-            if not wanted or self._copied.bytes + entry.bytes > config["spill"] or not entry.leave():
+            wanted = left < lacking or step.left + entry.bytes <= self._due
+            if not wanted or self._copied.bytes + entry.bytes > self._host_bytes or not entry.leave():
                 self._here.appendleft(entry.reference)
                 break
-            lacking -= entry.bytes
-            due -= entry.bytes
+            left += entry.bytes
             step.left += entry.bytes
             self._away.append(entry.reference)
-        self._seen = lacking + capacity - margin + raw["spilled_live"]
-        self._lacking = lacking
-        self._capacity = capacity
-        self._unread = 0
-        self._next_read = READ_BYTES if due > 0 else max(READ_BYTES, -lacking // 4)
+        return left
 
     # -- using
 
@@ -388,6 +399,7 @@ class _Step:
         self.backward = False  # it has begun
         self.over = False  # it has used a tensor that had left; so all that stayed have been used
         self.last = 0  # bytes in use when the last tensor was saved
+        self.grown = 0  # … or had left by then, beyond the begin
         self.due = 0  # bytes that had to leave
         self.whole = False
         self.needed = 0  # bytes beyond what was in use when the last tensor was saved
@@ -442,11 +454,6 @@ class _Step:
 
     # -- what it teaches
 
-    @property
-    def grown(self) -> int:
-        """Bytes that were in use, or had left, when the last tensor was saved, beyond the begin."""
-        return max(self.last + self.left - self.begin, LEAST_BYTES)
-
     def growth(self, part: int, saved: int) -> int:
         """Return the growth of a step that saves so much, in proportion."""
         return self._growth[part] * min(saved, self.saved) // max(1, self.saved)
@@ -454,6 +461,7 @@ class _Step:
     def learn(self, capacity: int, *, whole: bool) -> None:
         """Find out what is needed, of `capacity` bytes. Unless it is whole, it saved tensors before."""
         self.whole = whole
+        self.grown = max(self.last + self.left - self.begin, LEAST_BYTES)
         most, self.least = 0, self._rest if whole else 0
         for part in range(PARTS - 1, -1, -1):
             before = part * self.saved // PARTS
@@ -542,14 +550,15 @@ class _Pages:
 class _Moment:
     """A moment of a stream: all work queued before it is awaited."""
 
-    def __init__(self, stream: Any) -> None:
-        self.stream = stream
+    def __init__(self, handle: int, stream: Any) -> None:
+        self.handle = handle
+        self._stream = stream
         self._event: Any = None
 
     def event(self) -> Any:
         """Return its event. The moment is now unless it has passed."""
         if self._event is None:
-            self._event = self.stream.record_event()
+            self._event = self._stream.record_event()
         return self._event
 
 
