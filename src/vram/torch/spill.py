@@ -37,6 +37,7 @@ RECENT_STEPS: Final = 8
 READ_BYTES: Final = 32 << 20
 """The pool's counters are read after so much was saved, at most."""
 MOST_ENTRIES: Final = 4096
+MOST_STREAMS: Final = 64
 PARTS: Final = 16
 """The saved tensors of a step are divided into so many parts, to follow the backward pass."""
 MOST_PATIENCE: Final = 64
@@ -187,7 +188,7 @@ class _Activations:
         self.weak_reference = importlib.import_module("torch.multiprocessing.reductions").StorageWeakRef
         self.ahead = 0  # bytes that have returned and are not used yet
         self.saved = 0  # tensors
-        self._current_stream = torch._C._cuda_getCurrentRawStream
+        self._streams: dict[int, Any] = {}  # by handle: to look one up is slow
         self._parameters = parameters
         self._fixed: set[int] = set()  # addresses of parameters
         self._entered = True  # a module, since these were looked up
@@ -228,6 +229,32 @@ class _Activations:
         self._copied.bytes += bytes
         self._copied.out_bytes += out
         self._copied.back_bytes += back
+
+    # -- streams
+
+    def stream(self) -> Any:
+        """Return the current stream."""
+        handle = self.torch._C._cuda_getCurrentRawStream(self.device.index)
+        found = self._streams.get(handle)
+        if found is None:
+            if len(self._streams) >= MOST_STREAMS:
+                self._streams.clear()
+            found = self._streams[handle] = self.torch.cuda.current_stream(self.device)
+        return found
+
+    def copy(self, to: Any, source: Any, stream: Any) -> None:
+        """Queue a copy of bytes on a stream. This is what `torch.cuda.stream` does, with fewer calls."""
+        torch, index = self.torch, self.device.index
+        if torch._C._cuda_getDevice() != index:
+            with torch.cuda.stream(stream):
+                to.copy_(source, non_blocking=True)
+            return
+        before = self.stream()
+        _set_stream(torch, stream)
+        try:
+            to.copy_(source, non_blocking=True)
+        finally:
+            _set_stream(torch, before)
 
     # -- saving
 
@@ -294,9 +321,9 @@ class _Activations:
 
     def _entry(self, storage: Any, version: int) -> _Entry:
         """Return the entry of a storage. One that has left stands for it while the contents are the same."""
-        handle = self._current_stream(self.device.index)
-        if self._moment is None or self._moment.handle != handle:
-            self._moment = _Moment(handle, self.torch.cuda.current_stream(self.device))
+        stream = self.stream()
+        if self._moment is None or self._moment.stream is not stream:
+            self._moment = _Moment(stream)
         reference = self._known.get(storage.data_ptr())
         known = None if reference is None else reference()
         if known is not None and known.holds(version):
@@ -370,18 +397,20 @@ class _Activations:
         """Let tensors return as long as there is room for them now, and until they are used."""
         raw = step.look(pool, self.ahead)
         live = raw["live"]
+        found = []
         while self._away:
             entry = self._away[-1]()
             if entry is not None and entry.fetched is None:
                 most = max(live, step.most_until(used.before, entry.before) + self.ahead) + entry.bytes
-                if most - raw["spilled_live"] > self._capacity:
-                    return
-                try:
-                    entry.fetch()
-                except self.torch.OutOfMemoryError:
-                    return  # it is not needed yet
+                if most - raw["spilled_live"] > self._capacity or not entry.get_room():
+                    break
+                found.append(entry)
                 live += entry.bytes
             self._away.pop()
+        if found:
+            self.to_device.wait_stream(self.stream())  # with what was queued to get the memory
+            for entry in found:
+                entry.fetch()
 
 
 class _Step:
@@ -550,15 +579,14 @@ class _Pages:
 class _Moment:
     """A moment of a stream: all work queued before it is awaited."""
 
-    def __init__(self, handle: int, stream: Any) -> None:
-        self.handle = handle
-        self._stream = stream
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
         self._event: Any = None
 
     def event(self) -> Any:
         """Return its event. The moment is now unless it has passed."""
         if self._event is None:
-            self._event = self._stream.record_event()
+            self._event = self.stream.record_event()
         return self._event
 
 
@@ -607,39 +635,49 @@ class _Entry:
             return False
         self.owner.count(self.bytes, out=self.bytes)
         stream.wait_event(self._moment.event())  # and not for what was queued since
-        with torch.no_grad(), torch.cuda.stream(stream):
-            self._host.copy_(flat, non_blocking=True)
+        self.owner.copy(self._host, flat, stream)
         self.left = stream.record_event()
         flat.record_stream(stream)
         self._alive = self.owner.weak_reference(self.storage)
         self.storage = None
         return True
 
+    def get_room(self, *, needed: bool = False) -> bool:
+        """Get memory of the current stream to return to. False: there is none, and it is not needed yet."""
+        torch = self.owner.torch
+        try:
+            flat = torch.empty(self.bytes, dtype=torch.uint8, device=self.owner.device)
+        except torch.OutOfMemoryError:
+            if needed:
+                raise
+            return False
+        self._home = self.owner.stream()
+        self.owner.ahead += self.bytes
+        self.fetched = flat.untyped_storage()
+        return True
+
     def fetch(self) -> None:
-        """Begin to copy it back, into memory of the current stream."""
-        torch, stream = self.owner.torch, self.owner.to_device
-        flat = torch.empty(self.bytes, dtype=torch.uint8, device=self.owner.device)
-        self._home = torch.cuda.current_stream(self.owner.device)
-        stream.wait_stream(self._home)
+        """Begin to copy it back. pre: there is room, and the stream of the copies waits for it."""
+        stream, flat = self.owner.to_device, _flat(self.owner.torch, self.fetched)
         stream.wait_event(self.left)
-        with torch.no_grad(), torch.cuda.stream(stream):
-            flat.copy_(self._host, non_blocking=True)
+        self.owner.copy(flat, self._host, stream)
         flat.record_stream(stream)
         self._arrived = stream.record_event()
-        self.owner.ahead += self.bytes
         self.owner.count(0, back=self.bytes)
-        self.fetched = flat.untyped_storage()
 
     def use(self) -> Any:
         """Return the storage, usable on the current stream."""
         self.owner.used(self, away=self.storage is None)
         if self.storage is not None:
             return self.storage
+        stream = self.owner.stream()
         if self.fetched is None:
+            self.get_room(needed=True)
+        if self._arrived is None:
+            self.owner.to_device.wait_stream(stream)
             self.fetch()
-        stream = self.owner.torch.cuda.current_stream(self.owner.device)
         stream.wait_event(self._arrived)
-        if stream != self._home:
+        if stream is not self._home:
             _flat(self.owner.torch, self.fetched).record_stream(stream)
         self._note_use()
         return self.fetched
@@ -702,6 +740,12 @@ def _storage(torch: Any, tensor: Any) -> Any:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):  # it has none of its own
         return None
+
+
+def _set_stream(torch: Any, stream: Any) -> None:
+    torch._C._cuda_setStream(
+        stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
+    )
 
 
 def _flat(torch: Any, storage: Any) -> Any:
