@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <new>
-#include <tuple>
 #include <utility>
 
 #include "placement/room.hpp"
@@ -20,6 +19,8 @@ constexpr std::uint64_t kBatchShare = 32;
 // Pages return only if this share of the pool's memory stays free, so that the next requests do not send them
 // back at once.
 constexpr std::uint64_t kMarginShare = 16;
+// What has gone teaches the order after this share of what the pool holds.
+constexpr std::uint64_t kLearnShare = 4;
 // Pages exchanged at a time with the mutex held.
 constexpr std::size_t kBatch = 8;
 
@@ -33,14 +34,6 @@ Status insist(Call call) {
 }
 
 }  // namespace
-
-void longest_untouched(std::vector<SpillCandidate>& candidates) {
-  std::stable_sort(candidates.begin(), candidates.end(),
-                   [](const SpillCandidate& a, const SpillCandidate& b) {
-                     return std::tuple(a.last, !a.first, b.age, b.block_bytes) <
-                            std::tuple(b.last, !b.first, a.age, a.block_bytes);
-                   });
-}
 
 // ---- one swap -------------------------------------------------------------------------------------------
 
@@ -248,7 +241,12 @@ std::vector<SpillCandidate> Spiller::candidates(Index only) const {
       SpillCandidate& candidate = by_page[page];
       if (!live || (only != 0 && only != i && candidate.page == 0)) return;
       const bool seen = std::exchange(candidate.page, page) != 0;
-      candidate.age = seen ? std::min<std::uint64_t>(candidate.age, age) : age;
+      if (!seen || age < candidate.age) {
+        candidate.age = age;
+        candidate.block = i;
+        candidate.serial = block.serial;
+        candidate.counts_on = owner.number;
+      }
       candidate.first = wish == SpillWish::first && (!seen || candidate.first);
       candidate.last = candidate.last || wish == SpillWish::last;
       candidate.block_bytes = std::max(candidate.block_bytes, bytes_of(block));
@@ -421,6 +419,21 @@ std::size_t Spiller::choose(std::uint64_t bytes, std::uint64_t wished,
   return enough;
 }
 
+void Spiller::learn() {
+  const auto now = [this](StreamNumber number) {
+    StreamState& stream = streams_[number];
+    std::lock_guard guard(stream.lock);
+    return static_cast<std::uint32_t>(stream.slow_serial + stream.hits);
+  };
+  const auto live = [this](Index i, std::uint32_t serial) {
+    const Block& block = blocks()[i];
+    if (block.is(BlockState::none)) return false;
+    std::lock_guard guard(owner_of(block).lock);
+    return block.is(BlockState::live) && block.serial == serial;
+  };
+  order_.learn(now, live, placement_.reserved_bytes() / kLearnShare);
+}
+
 Status Spiller::make_room(std::uint64_t bytes, std::uint64_t wished, StreamState& taker,
                           std::unique_lock<std::mutex>& lock) {
   if (config_.spill == 0 || !backend_->info().host_pages) return {Code::unsupported, 0, "spill"};
@@ -433,7 +446,12 @@ Status Spiller::make_room(std::uint64_t bytes, std::uint64_t wished, StreamState
   if (!turn.ours()) return {Code::deadlock, 0, "spill"};
   if (closed()) return {Code::closed, 0, "spill"};
   std::vector<SpillCandidate> all = candidates(0);
-  policy_(all);
+  learn();
+  if (policy_) {
+    policy_(all);
+  } else {
+    order_.sort(all);
+  }
   wished = std::max(wished, std::min(kBatchBytes, placement_.reserved_bytes() / kBatchShare));
   std::vector<SpillCandidate> victims = all;
   std::size_t enough = choose(bytes, wished, victims);
@@ -448,6 +466,8 @@ Status Spiller::make_room(std::uint64_t bytes, std::uint64_t wished, StreamState
   for (const std::size_t some : {victims.size(), enough}) {
     victims.resize(std::min(victims.size(), some));
     const Status status = to_host(victims, &taker, lock, &moved);
+    if (status.ok())
+      for (const SpillCandidate& each : victims) order_.note(each);
     // With less host memory than wished, what is needed goes.
     if (status.code != Code::out_of_memory || some == enough) return status;
   }
@@ -604,7 +624,6 @@ void Spiller::steer_allocations(std::unordered_map<Address, SpillWish> wishes) {
 }
 
 void Spiller::set_policy(SpillPolicy policy) {
-  if (!policy) policy = longest_untouched;
   std::unique_lock<std::mutex> lock;
   if (look(&lock)) policy_.swap(policy);
 }

@@ -83,6 +83,7 @@ class Spiller : PoolPart {
   std::vector<SpillCandidate> candidates(Index only) const;
   bool stays(Index block) const;
   SpillWish wish_of(Index block) const;
+  void learn();
   std::size_t choose(std::uint64_t bytes, std::uint64_t wished,
                      std::vector<SpillCandidate>& candidates) const;
   Status to_host(const std::vector<SpillCandidate>& victims, const StreamState* taker,
@@ -104,7 +105,8 @@ class Spiller : PoolPart {
   const Shares& shares_;
   std::function<SpillWish(std::uint32_t)> wish_;
   std::unordered_map<Address, SpillWish> wishes_;
-  SpillPolicy policy_ = longest_untouched;
+  SpillOrder order_;
+  SpillPolicy policy_;  // instead of the order
   std::function<void(std::uint64_t)> before_;
   SpillCounts counts_;
 };

@@ -258,6 +258,62 @@ TEST(wishes_steer_what_goes) {
   CHECK(program.right() && program.ends());
 }
 
+// A round replaces each block by a new one, as decoding does with caches that grow by copies. Then the oldest
+// block is freed next, and it does not help to move it.
+TEST(memory_that_is_replaced_again_and_again_moves_little) {
+  PoolConfig config = spilling();
+  Program program(config, stamps(), 128 * kMiB);
+  std::vector<Address> blocks;
+  for (int i = 0; i < 36; ++i) blocks.push_back(program.get());  // 32 fit
+  std::uint64_t before = 0;
+  for (int round = 0; round < 16; ++round) {
+    for (Address& block : blocks) {
+      const Address next = program.get();
+      REQUIRE(next != 0 && program.use(block) && program.use(next) && program.drop(block));
+      block = next;
+    }
+    CHECK(program.right());
+    if (round == 11) before = program.world.stats().spill.spilled_bytes;
+  }
+  const std::uint64_t moved = (program.world.stats().spill.spilled_bytes - before) / 4;
+  CHECK(moved <= 3 * 5 * kBlock);  // in a round; 5 blocks are lacking
+  CHECK(program.right() && program.ends());
+}
+
+// A block of this age goes, and is freed after `more` allocations. Whether the youngest go first then.
+bool learns(SpillOrder& order, std::uint32_t age, std::uint32_t more) {
+  SpillCandidate gone;
+  gone.bytes = kBlock;
+  gone.age = age;
+  gone.serial = 1000;
+  order.note(gone);
+  const auto learn = [&](std::uint32_t passed, bool live) {
+    order.learn([&](StreamNumber) { return gone.serial + age + passed; },
+                [&](Index, std::uint32_t serial) { return serial == gone.serial && live; }, kBlock);
+  };
+  if (more > 1) learn(more - 1, true);
+  learn(more, false);
+  return order.youngest_first();
+}
+
+TEST(the_order_depends_on_how_long_memory_stays) {
+  SpillOrder order;
+  for (const std::uint32_t more : {50, 100, 1000}) CHECK(!learns(order, 100, more));
+  CHECK(learns(order, 100, 10));
+  // Each block lives for 110 allocations.
+  std::vector<SpillCandidate> pages(4);
+  const std::uint64_t ages[] = {300, 90, 20, 2};
+  for (std::size_t i = 0; i < 4; ++i) pages[i].age = ages[i];
+  order.sort(pages);
+  const std::uint64_t sorted[] = {20, 90, 300, 2};
+  for (std::size_t i = 0; i < 4; ++i) CHECK(pages[i].age == sorted[i]);
+  // The youngest stay, as expected; then they are freed soon.
+  CHECK(learns(order, 20, 90));
+  CHECK(!learns(order, 20, 5));
+  order.sort(pages);
+  CHECK(pages[0].age == 300 && pages[3].age == 2);
+}
+
 TEST(a_policy_can_be_replaced) {
   Program program;
   program.world.pool->set_spill_policy([](std::vector<SpillCandidate>& all) {
