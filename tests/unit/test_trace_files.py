@@ -110,6 +110,21 @@ def test_a_file_cut_anywhere_gives_every_batch_that_is_whole(tmp_path: Path) -> 
         open_trace(path)
 
 
+def test_a_file_cut_in_its_first_batch_is_a_recording_without_events(tmp_path: Path) -> None:
+    path = tmp_path / "run.vtrace"
+    writer = begin(path)
+    writer.append(columns(0, 10, stack=writer.stack(STACK)))
+    whole = path.read_bytes()
+    file = pyarrow.BufferReader(whole)
+    pyarrow.ipc.open_stream(file)
+    header = file.tell()
+    for cut in range(header, len(whole), 97):
+        path.write_bytes(whole[:cut])
+        trace = open_trace(path, trusted=True)
+        assert (trace.events, trace.truncated) == (0, True)
+    writer.close()
+
+
 def test_a_killed_job_leaves_what_it_appended(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys; from array import array; from vram.trace import TraceWriter;"

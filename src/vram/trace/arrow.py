@@ -254,6 +254,7 @@ def read_stream(reader: BoundedReader) -> tuple[dict[str, Any], Columns]:
         head = _head(stream.schema)
     columns = {name: array(typecode) for name, typecode in COLUMNS.items()}
     notes: dict[str, Any] = {name: [] for name in GROWING} | {"segments": [], "settings": {}, "dropped": 0}
+    batches = 0
     while True:
         try:
             batch, metadata = stream.read_next_batch_with_custom_metadata()
@@ -268,6 +269,9 @@ def read_stream(reader: BoundedReader) -> tuple[dict[str, Any], Columns]:
         with _arrow_errors(reader):
             _extend(columns, batch)
         _grow(notes, _json(metadata))
+        batches += 1
+    if batches == 0:  # what a recording begins with is in the first one
+        _grow(notes, Tables()._all())
     notes["truncated"] = not notes.pop("closed", False)
     notes["dropped"] += integer(get(head, "first_event", "schema"), "schema.first_event")
     return {**head, **notes}, columns
