@@ -167,6 +167,30 @@ nb::list spill_steps(const Replayer& replayer) {
   return steps;
 }
 
+// ---- what a framework does: policy "vram" only
+
+VramPolicy& spilling(Replayer& replayer) {
+  auto* const policy = dynamic_cast<VramPolicy*>(&replayer.policy());
+  if (policy == nullptr) throw nb::value_error("only the policy vram spills");
+  return *policy;
+}
+
+nb::tuple look(Replayer& replayer, bool restart_peak) {
+  const VramPolicy::Look look = spilling(replayer).look(restart_peak);
+  return nb::make_tuple(look.live, look.peak_live, look.spilled, look.needed);
+}
+
+std::uint64_t bring_back(Replayer& replayer, std::uint64_t most, std::int64_t time_us) {
+  VramPolicy& policy = spilling(replayer);
+  const nb::gil_scoped_release release;
+  return policy.bring_back(most, time_us);
+}
+
+void steer(Replayer& replayer, const std::vector<std::uint32_t>& first,
+           const std::vector<std::uint32_t>& last) {
+  spilling(replayer).steer(replayer.tokens(first), replayer.tokens(last));
+}
+
 std::string broken(const Replayer& replayer) {
   std::string why;
   return replayer.policy().check(&why) ? "" : why;
@@ -192,6 +216,13 @@ void bind_replay(nb::module_& module) {
       .def("result", result)
       .def("segment_sizes", [](const Replayer& self) { return self.policy().segment_sizes(); })
       .def("spill_steps", spill_steps, "What spilling had done when each step began, and at the end.")
+      .def("look", look, nb::arg("restart_peak") = false,
+           "Return live, peak and spilled bytes, and how many were lacking since the last look when pages had "
+           "to move. The peak is that since the last look that restarted it.")
+      .def("bring_back", bring_back, nb::arg("most"), nb::arg("time_us"),
+           "Move at most so many bytes back to the device while enough of it is free; return how many.")
+      .def("steer", steer, nb::arg("first"), nb::arg("last"),
+           "Ids of allocations that go to the host first, or last. Replaces what was said before.")
       .def("broken", broken, "Return the first violated invariant of the policy, or an empty string.");
 }
 

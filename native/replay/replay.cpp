@@ -55,6 +55,13 @@ void Replayer::complete_until(std::int64_t event) {
   }
 }
 
+std::vector<Token> Replayer::tokens(const std::vector<std::uint32_t>& ids) const {
+  std::vector<Token> found;
+  for (const std::uint32_t id : ids)
+    if (id < tokens_.size() && tokens_[id] != nullptr) found.push_back(tokens_[id]);
+  return found;
+}
+
 ReplayResult Replayer::result() const {
   ReplayResult result = result_;
   result.usage = policy_->usage();

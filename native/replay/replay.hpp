@@ -53,6 +53,9 @@ class Replayer {
   void run(const ReplayProgram& program, const std::function<void()>& poll = nullptr);
   ReplayResult result() const;
   const Policy& policy() const { return *policy_; }
+  Policy& policy() { return *policy_; }
+  // What the policy knows the live ones of these allocations by.
+  std::vector<Token> tokens(const std::vector<std::uint32_t>& ids) const;
 
  private:
   struct Waiting {

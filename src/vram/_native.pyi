@@ -826,6 +826,21 @@ class Replayer:
     def spill_steps(self) -> list[dict[str, Any]]:
         """What spilling had done when each step began, and at the end."""
 
+    def look(self, restart_peak: bool = False) -> tuple:
+        """
+        Return live, peak and spilled bytes, and how many were lacking since the last look when pages had to move. The peak is that since the last look that restarted it.
+        """
+
+    def bring_back(self, most: int, time_us: int) -> int:
+        """
+        Move at most so many bytes back to the device while enough of it is free; return how many.
+        """
+
+    def steer(self, first: Sequence[int], last: Sequence[int]) -> None:
+        """
+        Ids of allocations that go to the host first, or last. Replaces what was said before.
+        """
+
     def broken(self) -> str:
         """Return the first violated invariant of the policy, or an empty string."""
 

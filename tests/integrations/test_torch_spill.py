@@ -86,7 +86,7 @@ def test_nothing_is_kept_after_a_step() -> None:
         gc.collect()
         found = [each for each in gc.get_objects() if isinstance(each, vram.torch.spill._Activations)]
         kept = pool.stats()["spill.saved_bytes"]
-        print(json.dumps([[each.saved, kept, each.ahead] for each in found]))
+        print(json.dumps([[each.saved, kept, each.policy.ahead] for each in found]))
         """,
         **SHORT,
     )
@@ -193,7 +193,7 @@ def test_a_tensor_that_is_saved_again_leaves_once() -> None:
         for _ in range(3):
             step()
         activations, = [each for each in gc.get_objects() if isinstance(each, vram.torch.spill._Activations)]
-        activations._slack = 1 << 40  # everything leaves as soon as it is saved
+        activations.policy._slack = 1 << 40  # everything leaves as soon as it is saved
         tensor = torch.ones(8 << 20, device="cuda")
         first = activations.pack(tensor)
         assert first._entry.storage is None
@@ -222,7 +222,7 @@ STEERED = """
     import vram.torch.spill
     activations, = [each for each in gc.get_objects() if isinstance(each, vram.torch.spill._Activations)]
     def leave_at_once():
-        activations._slack, activations._next_read = 1 << 40, 0
+        activations.policy._slack, activations.policy._next_read = 1 << 40, 0
 
     class Wrapped(nn.Module):
         def __init__(self, function):

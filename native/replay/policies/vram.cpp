@@ -1,6 +1,7 @@
 // The real pool as a policy. See vram.hpp.
 #include "replay/policies/vram.hpp"
 
+#include <unordered_map>
 #include <utility>
 
 #include "backends/driver_costs.hpp"
@@ -11,6 +12,7 @@ namespace {
 
 // As vram.core.spill does it.
 constexpr double kUsBetweenReturns = 1e6;
+constexpr double kPostponed = 64e6;
 constexpr std::uint64_t kMostReturned = kGiB;
 
 std::shared_ptr<ModelBackend> make_model(std::uint64_t capacity, double lag_us) {
@@ -27,7 +29,11 @@ VramPolicy::VramPolicy(const PoolConfig& config, std::uint64_t capacity, double 
       calls_before_(model_->driver_calls()),
       us_before_(model_->driver_us()),
       spills_(config.spill != 0) {
-  if (spills_) pool_.before_spill([this](std::uint64_t) { spilled_ = spilling_ = true; });
+  if (!spills_) return;
+  pool_.before_spill([this](std::uint64_t bytes) {
+    spilled_ = spilling_ = true;
+    needed_ += bytes;
+  });
 }
 
 void VramPolicy::notice(std::uint32_t stream) {
@@ -45,7 +51,7 @@ void VramPolicy::notice(std::uint32_t stream) {
 Token VramPolicy::allocate(std::uint64_t size, std::uint32_t stream, std::int64_t time_us) {
   notice(stream);
   if (spilled_) [[unlikely]]
-    bring_back(time_us);
+    bring_back_in_time(time_us);
   Address address = 0;
   if (size <= kMaxRequest && pool_.try_cached(size, handles_[stream], 0, &address))
     return reinterpret_cast<Token>(address);
@@ -109,7 +115,7 @@ void VramPolicy::follow_spill(std::int64_t time_us) {
 }
 
 // Once a second.
-void VramPolicy::bring_back(std::int64_t time_us) {
+void VramPolicy::bring_back_in_time(std::int64_t time_us) {
   const double now_us = static_cast<double>(time_us) + model_->held_us();
   if (now_us < looked_us_ + kUsBetweenReturns) return;
   looked_us_ = now_us;
@@ -118,6 +124,28 @@ void VramPolicy::bring_back(std::int64_t time_us) {
   std::uint64_t returned = 0;
   if (std::exchange(swaps_seen_, swaps) == swaps) (void)pool_.bring_back(kMostReturned, &returned);
   shift_us_ = std::max(shift_us_, model_->now() - static_cast<double>(time_us));
+}
+
+VramPolicy::Look VramPolicy::look(bool restart_peak) {
+  const PoolStats stats = pool_.stats();
+  if (restart_peak) pool_.reset_peak();
+  return {stats.live, stats.peak_live, stats.spilled_live, std::exchange(needed_, 0)};
+}
+
+std::uint64_t VramPolicy::bring_back(std::uint64_t most, std::int64_t time_us) {
+  set_time(time_us);
+  std::uint64_t returned = 0;
+  (void)pool_.bring_back(most, &returned, true);
+  shift_us_ = std::max(shift_us_, model_->now() - static_cast<double>(time_us));
+  looked_us_ = static_cast<double>(time_us) + model_->held_us() + kPostponed;
+  return returned;
+}
+
+void VramPolicy::steer(const std::vector<Token>& first, const std::vector<Token>& last) {
+  std::unordered_map<Address, SpillWish> wishes;
+  for (const Token token : first) wishes[reinterpret_cast<Address>(token)] = SpillWish::first;
+  for (const Token token : last) wishes[reinterpret_cast<Address>(token)] = SpillWish::last;
+  pool_.steer_spill(std::move(wishes));
 }
 
 void VramPolicy::read_before_free(Address address) {

@@ -4,7 +4,8 @@
 // assumed: a block on host pages is read once, from beginning to end, before it is freed, and once in every
 // step at whose end it is still there. Without steps, the end of the program counts as the end of one.
 // Memory returns as in a running process: once a second of the recording and of the time that swaps took, if
-// nothing was spilled in between.
+// nothing was spilled in between. Who drives the replay may do what a framework does in a running process:
+// look at the memory, bring it back and say what goes first (vram.replay.saved).
 #pragma once
 
 #include "backends/model.hpp"
@@ -21,6 +22,20 @@ class VramPolicy : public Policy {
   Token allocate(std::uint64_t size, std::uint32_t stream, std::int64_t time_us) override;
   void free(Token token, std::int64_t time_us) override;
   Ticket free_later(Token token, std::uint32_t stream, std::int64_t time_us) override;
+  // ---- what a framework does
+
+  struct Look {
+    std::uint64_t live = 0;
+    std::uint64_t peak_live = 0;  // since the last look that restarted it
+    std::uint64_t spilled = 0;    // live bytes on host pages
+    std::uint64_t needed = 0;     // bytes that were lacking since the last look, when pages had to move
+  };
+  Look look(bool restart_peak);
+  // Returns the bytes that returned. None return by themselves for kPostponed from now on.
+  std::uint64_t bring_back(std::uint64_t most, std::int64_t time_us);
+  // Replaces what was said before.
+  void steer(const std::vector<Token>& first, const std::vector<Token>& last);
+
   // The model device decides when work has completed.
   void complete(Ticket) override {}
   void trim() override { (void)pool_.trim(0, true); }
@@ -37,7 +52,7 @@ class VramPolicy : public Policy {
   void notice(std::uint32_t stream);
   void set_time(std::int64_t time_us);
   void follow_spill(std::int64_t time_us);
-  void bring_back(std::int64_t time_us);
+  void bring_back_in_time(std::int64_t time_us);
   void read_before_free(Address address);
   SpillTraffic traffic(const PoolStats& stats) const;
   std::uint32_t other_than(std::uint32_t stream) const;
@@ -55,6 +70,7 @@ class VramPolicy : public Policy {
   double shift_us_ = 0;           // how far the device's clock is ahead because the host waited for swaps
   double looked_us_ = 0;          // when memory was last brought back …
   std::uint64_t swaps_seen_ = 0;  // … and how many swaps there had been
+  std::uint64_t needed_ = 0;      // bytes lacking since the last look
   std::uint64_t read_ = 0;
   std::uint64_t peak_host_ = 0;
   std::vector<SpillTraffic> steps_;

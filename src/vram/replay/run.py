@@ -17,6 +17,7 @@ from vram.trace.lifetimes import intended
 from .executors import check_cancelled
 from .policies import POLICY_KINDS, policy_kind
 from .recorded import recorded_setting
+from .saved import replay_saved
 from .traffic import SpillTraffic, traffic
 
 __all__ = [
@@ -131,14 +132,27 @@ def replay(
     """
     policy_kind(policy)
     program = trace if isinstance(trace, Lifetimes) else intended(trace)
-    replayer = _replayer(policy, program, capacity, spilling(policy, conf, spill), lag_us, keep_sizes=True)
+    settings = spilling(policy, conf, spill)
+    replayer = _replayer(policy, program, capacity, settings, lag_us, keep_sizes=True)
     _feed(replayer, program)
-    answer = {
-        **replayer.result(),
-        "segment_sizes": replayer.segment_sizes(),
-        "spill": traffic(replayer.spill_steps(), program, read_capacity(capacity)),
-    }
+    rows = replayer.spill_steps()
+    if rows and rows[-1]["swaps"] and program.role and program.steps:
+        spilled = _with_saved(program, capacity, settings, lag_us) or traffic(rows, program)
+    else:
+        spilled = traffic(rows, program)
+    answer = {**replayer.result(), "segment_sizes": replayer.segment_sizes(), "spill": spilled}
     return _result(policy, program, answer, trace if isinstance(trace, Trace) else None)
+
+
+def _with_saved(
+    program: Lifetimes, capacity: int | str | None, settings: Mapping[str, object], lag_us: float
+) -> SpillTraffic | None:
+    """The traffic if saved tensors leave before pages must; None if the program then runs out of memory."""
+    replayer = _replayer(SPILLING, program, capacity, settings, lag_us, keep_sizes=False)
+    device_bytes = read_capacity(capacity)
+    host_bytes: Any = policy_kind(SPILLING).read(settings, device_bytes)["spill"]
+    copied = replay_saved(replayer, program, device_bytes, host_bytes, check_cancelled)
+    return traffic(replayer.spill_steps(), program, copied) if replayer.result()["oom"] is None else None
 
 
 def compare(

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from vram.config import KEPT_FREE
-from vram.trace import ALLOCATE, Lifetimes
+from vram.trace import Lifetimes
+
+from .saved import Copied
 
 __all__ = ["SpillTraffic", "traffic"]
 
 BUS_BYTES_PER_US = 55e3
-READ_BYTES_PER_US = 50e3
-"""Copies, and kernels that read host memory in place: the prices of native/backends/driver_costs.hpp."""
+"""Copies: the price of native/backends/driver_costs.hpp."""
 
 
 @dataclass(frozen=True)
@@ -65,15 +65,17 @@ class SpillTraffic:
         return 1 + self.added_us / self.step_us if self.step_us else None
 
 
-def traffic(rows: list[dict[str, Any]], program: Lifetimes, capacity: int) -> SpillTraffic | None:
+def traffic(
+    rows: list[dict[str, Any]], program: Lifetimes, copied: Sequence[Copied] = ()
+) -> SpillTraffic | None:
     """The totals of `rows`: what spilling had done when each step began, and at the end.
 
-    `rows` are of pages alone. Under PyTorch saved tensors leave before pages must, if the program has any.
+    `rows` are of pages alone; `copied` are the saved tensors at the same moments.
     """
     if not rows:
         return None
-    if program.forward and program.steps and rows[-1]["swaps"]:
-        rows = _rows_of_saved(program, capacity)
+    if copied:
+        rows = [_both(*each) for each in zip(rows, copied, strict=True)]
     starts = [0, *map(_time_at(program), program.steps)]
     whole = [end - start for start, end in pairwise(starts[1:])]
     last = program.time_us[-1] if len(program) else 0
@@ -88,6 +90,17 @@ def traffic(rows: list[dict[str, Any]], program: Lifetimes, capacity: int) -> Sp
     return SpillTraffic(**rows[-1], steps=steps, step_us=step_us)
 
 
+def _both(row: dict[str, Any], copied: Copied) -> dict[str, Any]:
+    """A row with saved tensors, none of whose copies overlaps with computation."""
+    more = {
+        "moved_out": copied.out,
+        "moved_back": copied.back,
+        "held_us": (copied.out + copied.back) / BUS_BYTES_PER_US,
+        "peak": copied.most,
+    }
+    return {name: value + more.get(name, 0) for name, value in row.items()} | {"saved": copied.out}
+
+
 def _time_at(program: Lifetimes) -> Callable[[int], int]:
     """When the first operation at or after an event took place."""
 
@@ -96,70 +109,3 @@ def _time_at(program: Lifetimes) -> Callable[[int], int]:
         return program.time_us[min(row, len(program) - 1)] if len(program) else 0
 
     return time_at
-
-
-# ---- saved tensors ----------------------------------------------------------------------------------------
-
-
-def _rows_of_saved(program: Lifetimes, capacity: int) -> list[dict[str, Any]]:
-    """The rows of a program whose saved tensors leave: in each step as much as is lacking at its peak.
-
-    What the forward pass of a step allocated is taken for saved tensors. If that is not enough, other memory
-    moves once and is read in place.
-    """
-    row = {"moved_out": 0, "moved_back": 0, "read": 0, "swaps": 0, "returns": 0, "peak": 0}
-    times = {"held_us": 0.0, "read_us": 0.0, "created_us": 0.0}
-    rows, moved = [{**row, **times, "saved": 0}], 0
-    for peak, there in _peaks_of(program):
-        lacking = max(0, peak - int(capacity * (1 - KEPT_FREE)))
-        saved = min(lacking, there)
-        others = lacking - saved
-        more, moved = max(0, others - moved), max(others, moved)
-        last = rows[-1]
-        made = {
-            "moved_out": last["moved_out"] + saved + more,
-            "moved_back": last["moved_back"] + saved,
-            "saved": last["saved"] + saved,
-            "read": last["read"] + others,
-            "swaps": last["swaps"] + bool(more),
-            "returns": 0,
-            "peak": max(last["peak"], lacking),
-        }
-        rows.append(made | _times(made))
-    return rows
-
-
-def _times(row: dict[str, Any]) -> dict[str, float]:
-    return {
-        "held_us": (row["moved_out"] + row["moved_back"]) / BUS_BYTES_PER_US,
-        "read_us": row["read"] / READ_BYTES_PER_US,
-        "created_us": 0.0,
-    }
-
-
-def _peaks_of(program: Lifetimes) -> Iterator[tuple[int, int]]:
-    """The bytes in use at the peak of each step, and how much of that its forward pass allocated."""
-    starts = iter(program.steps)
-    start = next(starts, None)
-    live = forward = 0
-    peak, there = 0, 0
-    own: set[int] = set()  # allocations of this step's forward pass
-    begun = False
-    for op, number, size, event in zip(program.op, program.id, program.size, program.event, strict=True):
-        while start is not None and event >= start:
-            if begun:
-                yield peak, there
-            peak, there, forward = live, 0, 0
-            own.clear()
-            begun, start = True, next(starts, None)
-        made = op == ALLOCATE
-        live += size if made else -size
-        if made and program.forward[number]:
-            own.add(number)
-            forward += size
-        elif number in own:
-            own.remove(number)
-            forward -= size
-        if live > peak:
-            peak, there = live, forward
-    yield peak, there

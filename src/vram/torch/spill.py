@@ -10,38 +10,23 @@ computation. Pages that had moved return when a step begins, if saved tensors ca
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from vram.config import KEPT_FREE
+from vram.core.saved import LEAST_BYTES, Look, SavedPolicy
 from vram.core.spill import SavedTensors, on_shortage, postpone_return
 from vram.errors import VramError
 
 __all__ = ["steer_spilling"]
 
-LEAST_BYTES: Final = 1 << 20
-"""Smaller tensors stay on the device."""
 MOST_OF_STORAGE: Final = 4
 """A view of a storage that is more than so many times as large stays on the device."""
-SLACK_STEPS: Final = 16
-"""If what recent steps needed is not enough, more is kept free. This surplus decreases by one part in so many
-in each step."""
-RECENT_STEPS: Final = 8
-"""Steps that tell how much the program allocates beyond what autograd saves. Steps may differ in length."""
-READ_BYTES: Final = 32 << 20
-"""The pool's counters are read after so much was saved, at most."""
 MOST_ENTRIES: Final = 4096
 MOST_STREAMS: Final = 64
-PARTS: Final = 16
-"""The saved tensors of a step are divided into so many parts, to follow the backward pass."""
-MOST_PATIENCE: Final = 64
-"""Steps after which pages return, at most."""
 
 
 @functools.cache
@@ -186,7 +171,6 @@ class _Activations:
         self.to_host = torch.cuda.Stream(self.device)
         self.to_device = torch.cuda.Stream(self.device)
         self.weak_reference = importlib.import_module("torch.multiprocessing.reductions").StorageWeakRef
-        self.ahead = 0  # bytes that have returned and are not used yet
         self.saved = 0  # tensors
         self._streams: dict[int, Any] = {}  # by handle: to look one up is slow
         self._parameters = parameters
@@ -195,34 +179,13 @@ class _Activations:
         self._moment: _Moment | None = None  # of the tensors saved last
         self._pool = weakref.ref(pool)
         self._copied: SavedTensors = pool._saved
-        self._lock = threading.Lock()  # the backward pass runs in threads of its own
-        self._here: deque[weakref.ref[_Entry]] = deque()  # on the device, the earliest first
-        self._away: list[weakref.ref[_Entry]] = []  # on the host, the earliest first
+        self.policy: SavedPolicy[_Entry] = SavedPolicy(_PoolMemory(pool))
+        self._lock = threading.Lock()  # of the policy: the backward pass runs in threads of its own
         self._known: dict[int, weakref.ref[_Entry]] = {}  # by address
-        self._steps = _Steps()
-        self._pages = _Pages()
-        self._step: _Step | None = None  # that was begun last
-        self._due = 0  # bytes that leave as soon as they are saved
-        self._capacity = 0  # bytes that the pool could have when the step began
-        self._host_bytes = 0  # … and that tensors may have on the host
-        self._slack = 0  # bytes that were lacking in spite of what recent steps needed
-        self._was_short = False  # in this step
-        self._seen = 0  # bytes in use when the pool's counters were read last
-        self._lacking = 0  # … and how much was lacking; negative: there was room
-        self._unread = 0  # bytes saved since
-        self._next_read = 0
-
-    @property
-    def _usable(self) -> int:
-        """Bytes that a step may use."""
-        return self._capacity - self._slack - int(self._capacity * KEPT_FREE)
 
     def shortage(self, needed: int) -> None:
         """Keep more memory free from now on: pages had to move."""
-        self._pages.moved = True
-        if self.saved and self._step is not None and not self._step.over:
-            self._slack += needed
-            self._was_short = True
+        self.policy.shortage(needed, saving=self.saved > 0)
 
     def count(self, bytes: int, *, out: int = 0, back: int = 0) -> None:
         """Count what is in host memory, and what was copied."""
@@ -268,56 +231,34 @@ class _Activations:
         if storage is None:
             return None
         with self._lock:
+            if self._pool() is None:
+                return None
             if self._entered and self.saved == 0:
                 self._entered, self._fixed = False, self._parameters(self.device.index)
             if storage.data_ptr() in self._fixed:
                 return None
             if not LEAST_BYTES <= storage.nbytes() <= MOST_OF_STORAGE * tensor.nbytes:
-                self._unread += storage.nbytes()
+                self.policy.pass_over(storage.nbytes())
                 return None
             if self.torch.cuda.is_current_stream_capturing():
                 return None
             if self.saved == 0:
-                self._begin_step()
-            if self.saved == 0 or len(self._here) > MOST_ENTRIES:
+                self.policy.begin_step()
+            if self.saved == 0 or self.policy.entries > MOST_ENTRIES:
                 self._forget()
             saved = _Saved(self._entry(storage, tensor._version), tensor)
-            if self._unread >= self._next_read:
-                self._make_room()
-            elif self._step is not None and self._step.left < self._due:
-                self._unread -= self._let_leave(self._step, 0)
+            if self.policy.must_look and self._moment is not None:
+                self._moment.event()
+                self._moment = None
+            self.policy.let_leave()
         return saved
-
-    def _begin_step(self) -> None:
-        """Learn from the last step, and watch this one."""
-        pool = self._pool()
-        if pool is None:
-            return
-        config = pool.config()
-        self._host_bytes = config["spill"]
-        self._capacity = config["limit"] or pool.raw_stats()["reserved"]["current"] + pool.device.free_memory
-        if self._step is not None and self._step.end(pool):
-            if not self._was_short:
-                self._slack -= self._slack // SLACK_STEPS
-            whole = self._steps.known  # the first one began when memory was short
-            if not whole:
-                self._slack = 0  # it stood for what steps need
-            self._step.learn(self._usable, whole=whole)
-            self._steps.add(self._step)
-        self._due = self._steps.least_due
-        self._pages.begin_step(pool, self._usable, self._steps.least)
-        self._step = _Step(pool)
-        self._was_short = False
-        self._seen = self._step.begin
-        self._unread = self._next_read = 0
 
     def _forget(self) -> None:
         """Forget what no saved tensor uses anymore."""
-        self._here = deque(each for each in self._here if each() is not None)
-        self._away = [each for each in self._away if each() is not None]
+        self.policy.forget()
         self._known = {at: each for at, each in self._known.items() if each() is not None}
         if not self._known:  # several threads may have counted at once
-            self.saved = self.ahead = self._copied.bytes = 0
+            self.saved = self.policy.ahead = self._copied.bytes = 0
 
     def _entry(self, storage: Any, version: int) -> _Entry:
         """Return the entry of a storage. One that has left stands for it while the contents are the same."""
@@ -331,249 +272,66 @@ class _Activations:
             return known
         made = _Entry(self, storage, version, self._moment)
         self._known[storage.data_ptr()] = made.reference
-        self._here.append(made.reference)
-        self._unread += made.bytes
-        if self._step is not None:
-            made.before = self._step.saved
-            self._step.saved += made.bytes
+        self.policy.save(made, made.reference)
         return made
-
-    def _make_room(self) -> None:
-        """Let tensors leave while less than the margin is free."""
-        pool, step = self._pool(), self._step
-        if pool is None or step is None:
-            return
-        if self._moment is not None:
-            self._moment.event()
-            self._moment = None
-        raw = pool.raw_stats()
-        grown = raw["live"] + step.left - step.begin
-        free = self._usable - (raw["live"] - raw["spilled_live"]) - self._steps.expected(grown)
-        left = self._let_leave(step, -free)
-        self._seen = raw["live"] - left
-        self._lacking = -free - left
-        self._unread = 0
-        self._next_read = max(READ_BYTES, -self._lacking // 4)
-
-    def _let_leave(self, step: _Step, lacking: int) -> int:
-        """Let the earliest tensors leave: those that are due, and more while bytes are lacking.
-
-        Returns the bytes that left.
-        """
-        left = 0
-        while self._here:
-            entry = self._here.popleft()()
-            if entry is None or entry.storage is None or entry.resized:
-                continue
-            wanted = left < lacking or step.left + entry.bytes <= self._due
-            if not wanted or self._copied.bytes + entry.bytes > self._host_bytes or not entry.leave():
-                self._here.appendleft(entry.reference)
-                break
-            left += entry.bytes
-            step.left += entry.bytes
-            self._away.append(entry.reference)
-        return left
 
     # -- using
 
     def used(self, used: _Entry, *, away: bool) -> None:
         """Begin the next returns: the backward pass uses an entry."""
         with self._lock:
-            pool, step = self._pool(), self._step
-            if pool is None or step is None:
+            if self._pool() is None:
                 return
-            if not step.backward:
-                step.begin_backward(
-                    last=self._seen + self._unread,
-                    due=max(0, step.left + self._lacking + self._unread),
-                    expected=self._steps.growth(step.saved),
-                )
-            step.over |= away
-            step.reach(pool, used.before, self.ahead)
-            if self._away and step.predicted and not self.torch.cuda.is_current_stream_capturing():
-                self._fetch(pool, step, used)
-
-    def _fetch(self, pool: Any, step: _Step, used: _Entry) -> None:
-        """Let tensors return as long as there is room for them now, and until they are used."""
-        raw = step.look(pool, self.ahead)
-        live = raw["live"]
-        found = []
-        while self._away:
-            entry = self._away[-1]()
-            if entry is not None and entry.fetched is None:
-                most = max(live, step.most_until(used.before, entry.before) + self.ahead) + entry.bytes
-                if most - raw["spilled_live"] > self._capacity or not entry.get_room():
-                    break
-                found.append(entry)
-                live += entry.bytes
-            self._away.pop()
-        if found:
-            self.to_device.wait_stream(self.stream())  # with what was queued to get the memory
-            for entry in found:
-                entry.fetch()
+            found = self.policy.use(used, away=away)
+            if found:
+                self.to_device.wait_stream(self.stream())  # with what was queued to get the memory
+                for entry in found:
+                    entry.fetch()
 
 
-class _Step:
-    """What one step saves, and what it has in use while its backward pass uses that.
-
-    The saved tensors are divided into parts of equal size, and the backward pass begins with the last part.
-    What returned ahead of need does not count as in use.
-    """
+class _PoolMemory:
+    """A pool as `SavedPolicy` sees it. It is asked only while the pool exists."""
 
     def __init__(self, pool: Any) -> None:
-        raw, self._watch = pool._peaks.begin(pool)
-        self.begin: int = raw["live"]
-        self.saved = 0  # bytes of tensors that can leave
-        self.left = 0  # … of those that have left
-        self.backward = False  # it has begun
-        self.over = False  # it has used a tensor that had left; so all that stayed have been used
-        self.last = 0  # bytes in use when the last tensor was saved
-        self.grown = 0  # … or had left by then, beyond the begin
-        self.due = 0  # bytes that had to leave
-        self.whole = False
-        self.needed = 0  # bytes beyond what was in use when the last tensor was saved
-        self.least = 0  # bytes that it needs if all tensors leave and return when they are used
-        self._growth = [0] * PARTS  # peak in each part, beyond the begin
-        self._rest = 0  # peak after the last look
-        self._part = PARTS  # that the backward pass is in
-        self._expected: list[int] = []  # growth, judging by recent steps
-
-    # -- while it runs
-
-    def begin_backward(self, *, last: int, due: int, expected: list[int]) -> None:
-        """The backward pass uses the first tensor."""
-        self.backward, self.last, self.due, self._expected = True, last, due, expected
+        self._reference = weakref.ref(pool)
+        self._watch: Any = None  # of the peak
 
     @property
-    def predicted(self) -> bool:
-        """Whether recent steps tell how the backward pass goes on."""
-        return bool(self._expected)
-
-    def reach(self, pool: Any, before: int, ahead: int) -> None:
-        """The backward pass uses a tensor before which so many bytes were saved."""
-        part = self._part_of(before)
-        if part < self._part:
-            if self._part == PARTS:
-                self._part = part  # what the forward pass had in use counts here
-            self.look(pool, ahead)
-            self._part = part
-
-    def look(self, pool: Any, ahead: int) -> Any:
-        """Note the peak since the last look, `ahead` bytes of which have returned and are not used yet.
-
-        Called before more returns: until then, this becomes less.
-        """
-        raw = pool._peaks.restart(pool, self._watch)
-        growth = raw["peak_live"] - ahead - self.begin
-        self._growth[self._part] = max(self._growth[self._part], growth)
-        return raw
-
-    def end(self, pool: Any) -> bool:
-        """End the step. False: it has no backward pass."""
-        self._rest = pool._peaks.end(pool, self._watch)["peak_live"]
-        return self.backward
-
-    def most_until(self, here: int, there: int) -> int:
-        """Return what is in use, at most, until the tensor at `there` is used, judging by recent steps."""
-        parts = self._expected[self._part_of(there) : self._part_of(here) + 1]
-        return self.begin + max(parts, default=0)
-
-    def _part_of(self, before: int) -> int:
-        return min(PARTS - 1, before * PARTS // max(1, self.saved))
-
-    # -- what it teaches
-
-    def growth(self, part: int, saved: int) -> int:
-        """Return the growth of a step that saves so much, in proportion."""
-        return self._growth[part] * min(saved, self.saved) // max(1, self.saved)
-
-    def learn(self, capacity: int, *, whole: bool) -> None:
-        """Find out what is needed, of `capacity` bytes. Unless it is whole, it saved tensors before."""
-        self.whole = whole
-        self.grown = max(self.last + self.left - self.begin, LEAST_BYTES)
-        most, self.least = 0, self._rest if whole else 0
-        for part in range(PARTS - 1, -1, -1):
-            before = part * self.saved // PARTS
-            used = self.begin + self._growth[part]
-            if whole:
-                self.least = max(self.least, used - max(0, before - self.left))
-            # Tensors that leave because of a peak must not be used before it.
-            if before >= most - capacity:
-                most = max(most, used + min(self.left, before))
-        self.needed = max(0, most - self.left - self.last)
-
-
-class _Steps:
-    """What recent steps needed."""
-
-    def __init__(self) -> None:
-        self._steps: deque[_Step] = deque(maxlen=RECENT_STEPS)
+    def _pool(self) -> Any:
+        return self._reference()
 
     @property
-    def known(self) -> bool:
-        """Whether there was a step."""
-        return bool(self._steps)
+    def saved_bytes(self) -> int:
+        copied: SavedTensors = self._pool._saved
+        return copied.bytes
 
-    @property
-    def least_due(self) -> int:
-        """Bytes that had to leave in each of them. They may leave at once, while there is time to copy."""
-        return min((step.due for step in self._steps), default=0)
-
-    @property
-    def least(self) -> int:
-        """Bytes that the largest of them needs if all tensors leave."""
-        return max((step.least for step in self._steps), default=0)
-
-    def add(self, step: _Step) -> None:
-        """Note a step that has ended."""
-        self._steps.append(step)
-
-    def expected(self, grown: int) -> int:
-        """Return what a step needs whose memory has grown so much: shorter ones less, in proportion."""
-        grown = max(0, grown)
-        return max((step.needed * min(grown, step.grown) // step.grown for step in self._steps), default=0)
-
-    def growth(self, saved: int) -> list[int]:
-        """Return by part how much memory grows in a step that saves so much. Empty: that is not known."""
-        whole = [step for step in self._steps if step.whole]
-        return [max(step.growth(part, saved) for step in whole) for part in range(PARTS)] if whole else []
-
-
-class _Pages:
-    """Brings pages back when a step begins, if recent steps would have had room for them.
-
-    Saved tensors are cheaper to have on the host than pages: their copies overlap with computation, while
-    kernels wait for each access to a page there, and an optimizer reads its states several times. So pages
-    return if a step can do without them, by letting more tensors leave.
-    """
-
-    def __init__(self) -> None:
-        self.moved = False  # to the host, since the step began
-        self._waited = 0  # steps since the last return that was too early
-        self._patience = 1  # … after which pages may return
-        self._returned = False  # pages, since they moved last
-
-    def begin_step(self, pool: Any, capacity: int, least: int) -> None:
-        """Let pages return if steps need at least `least` bytes and may use `capacity`."""
+    def begin_step(self) -> tuple[int, int]:
+        pool = self._pool
         postpone_return(pool)
-        if self.moved and self._returned:
-            self._put_off()
-        self.moved = False
-        self._waited += 1
-        there = pool.raw_stats()["spilled_live"]
-        most = there - max(0, least - capacity)
-        if there == 0 or most <= 0 or least == 0 or self._waited <= self._patience:
-            return
-        returned = 0
-        with contextlib.suppress(VramError):  # another thread moves memory, or captures a graph
-            returned = pool.bring_back(most, True)
-        self._returned = returned > 0
-        if not returned:
-            self._put_off()
+        config = pool.config()
+        usable = config["limit"] or pool.raw_stats()["reserved"]["current"] + pool.device.free_memory
+        return usable, config["spill"]
 
-    def _put_off(self) -> None:
-        self._waited, self._returned = 0, False
-        self._patience = min(2 * self._patience, MOST_PATIENCE)
+    def look(self) -> Look:
+        return _look(self._pool.raw_stats())
+
+    def look_at_peak(self) -> Look:
+        pool = self._pool
+        if self._watch is None:
+            raw, self._watch = pool._peaks.begin(pool)
+        else:
+            raw = pool._peaks.restart(pool, self._watch)
+        return _look(raw)
+
+    def bring_back(self, most: int) -> int:
+        try:
+            return int(self._pool.bring_back(most, True))
+        except VramError:  # another thread moves memory, or captures a graph
+            return 0
+
+
+def _look(raw: dict[str, Any]) -> Look:
+    return Look(raw["live"], raw["peak_live"], raw["spilled_live"])
 
 
 class _Moment:
@@ -610,9 +368,14 @@ class _Entry:
         self._moment = moment  # when it was saved last
 
     @property
-    def resized(self) -> bool:
-        """Whether the storage is empty now, or has another size: its owner fills it before it is used."""
-        return bool(self.storage.nbytes() != self.bytes)
+    def stays(self) -> bool:
+        """Whether it has left, or its owner has emptied the storage, to fill it again before it is used."""
+        return self.storage is None or bool(self.storage.nbytes() != self.bytes)
+
+    @property
+    def returned(self) -> bool:
+        """Whether it has memory on the device again."""
+        return self.fetched is not None
 
     def holds(self, version: int) -> bool:
         """Return whether it has the contents of the storage at its address, which is at this version."""
@@ -645,6 +408,8 @@ class _Entry:
     def get_room(self, *, needed: bool = False) -> bool:
         """Get memory of the current stream to return to. False: there is none, and it is not needed yet."""
         torch = self.owner.torch
+        if not needed and torch.cuda.is_current_stream_capturing():
+            return False
         try:
             flat = torch.empty(self.bytes, dtype=torch.uint8, device=self.owner.device)
         except torch.OutOfMemoryError:
@@ -652,7 +417,7 @@ class _Entry:
                 raise
             return False
         self._home = self.owner.stream()
-        self.owner.ahead += self.bytes
+        self.owner.policy.ahead += self.bytes
         self.fetched = flat.untyped_storage()
         return True
 
@@ -685,7 +450,7 @@ class _Entry:
     def _note_use(self) -> None:
         if self.fetched is not None and not self._used:
             self._used = True
-            self.owner.ahead -= self.bytes
+            self.owner.policy.ahead -= self.bytes
 
     def __del__(self) -> None:
         self._note_use()

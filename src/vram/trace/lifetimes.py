@@ -16,8 +16,9 @@ from vram.arguments import require
 
 from .allocations import Allocations, find_allocations
 from .model import BEFORE, EMPTY_STACK, Action, Trace
+from .roles import find_roles
 from .series import events_of, reserved_before, reserved_series
-from .steps import OPTIMIZER_PREFIX, find_steps
+from .steps import find_steps
 
 __all__ = [
     "ALLOCATE",
@@ -45,10 +46,6 @@ GRANULE_BYTES = 512
 """Every allocator compared here rounds requests up to a multiple of this."""
 
 
-NOT_FORWARD = ("torch/optim/", "torch/autograd/")
-"""Parts of the paths of PyTorch's files in the stacks of optimizers and backward passes."""
-
-
 @dataclass(frozen=True)
 class Lifetimes:
     """One entry per operation, in the order of the program.
@@ -66,9 +63,8 @@ class Lifetimes:
     `segment_size` and `segment_address` are the plain segments that the recorded allocator got from the
     driver, in order; none if the recording does not begin with the job, because earlier ones are unknown.
     `emptied` are the events at which the program released cached memory (`torch.cuda.empty_cache`), `steps`
-    those at which its steps begin (`find_steps`). `forward` has 1 for each allocation that a forward pass
-    made and that may be saved for the backward pass, else 0. It is empty if the program does not train with
-    PyTorch, or computes such tensors again.
+    those at which its steps begin (`find_steps`). `role` has the `Role` of each allocation; it is empty if
+    the recording does not tell.
     """
 
     allocations: int
@@ -86,7 +82,7 @@ class Lifetimes:
     segment_address: array[int] = field(default_factory=lambda: array("Q"))
     emptied: array[int] = field(default_factory=lambda: array("q"))
     steps: array[int] = field(default_factory=lambda: array("q"))
-    forward: array[int] = field(default_factory=lambda: array("B"))
+    role: array[int] = field(default_factory=lambda: array("B"))
 
     def __len__(self) -> int:
         return len(self.op)
@@ -127,20 +123,8 @@ def _lifetimes(trace: Trace, made: Allocations) -> Lifetimes:
         **_segments(trace, complete=not carried),
         emptied=array("q", _emptied(trace)),
         steps=array("q", find_steps(trace).first),
-        forward=_made_by_forward(trace, made),
+        role=find_roles(trace, made),
     )
-
-
-def _made_by_forward(trace: Trace, made: Allocations) -> array[int]:
-    """For each allocation, whether a forward pass of PyTorch made it; empty if nothing is saved."""
-    places = [frame.filename.replace("\\", "/") for frame in trace.frames]
-    apart = {number for number, place in enumerate(places) if any(part in place for part in NOT_FORWARD)}
-    trains = any(mark.name.startswith(OPTIMIZER_PREFIX) for mark in trace.annotations)
-    if not (apart or trains) or any(place.endswith("torch/utils/checkpoint.py") for place in places):
-        return array("B")
-    # Backward passes run in threads without Python stacks. Without any stack, all may be of forward passes.
-    forward = [not apart.intersection(stack) and bool(stack or not places) for stack in trace.stacks]
-    return array("B", [start != BEFORE and forward[trace.stack[start]] for start in made.start])
 
 
 def intended(trace: Trace) -> Lifetimes:

@@ -1,0 +1,268 @@
+"""Replays a training program of PyTorch while its saved tensors leave to the host, as they do when it runs.
+
+The decisions are those of `vram.core.saved`. A recording does not say what was saved, or when it was used:
+
+- What a module allocated, and was freed after the backward pass had allocated something, counts as saved, as
+  soon as it was allocated.
+- It counts as used when the last allocation before its free took place.
+- What optimizers allocated counts as their states, and what was there before the first forward pass as
+  parameters.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vram.core.saved import LEAST_BYTES, Look, SavedPolicy
+from vram.trace import ALLOCATE, AT_ONCE, FREE, Lifetimes
+from vram.trace.roles import Role
+
+__all__ = ["Copied", "replay_saved"]
+
+_NONE = array("q")
+
+
+@dataclass(slots=True)
+class Copied:
+    """Bytes of saved tensors: copied so far, in host memory now, and at most."""
+
+    out: int = 0
+    back: int = 0
+    there: int = 0
+    most: int = 0
+
+
+def replay_saved(
+    replayer: Any, program: Lifetimes, capacity: int, host_bytes: int, ask: Callable[[], None]
+) -> list[Copied]:
+    """Run a program whose steps and roles are known; what was copied when each step began, and at the end.
+
+    `replayer` is new and has the policy vram, on a device of `capacity` bytes. Saved tensors may have
+    `host_bytes` in host memory.
+    """
+    return _Run(program, _Feed(replayer, program, ask), capacity, host_bytes).run()
+
+
+# ---- what a recording tells --------------------------------------------------------------------------------
+
+
+class _Saved:
+    """The tensors that a program saves: the rows at which each is allocated and used."""
+
+    def __init__(self, program: Lifetimes) -> None:
+        self.made = array("Q", bytes(8 * program.allocations))  # the row that allocates, by id
+        self.saved: dict[int, int] = {}  # ids by the row that allocates
+        self.used: defaultdict[int, list[int]] = defaultdict(list)  # ids by row
+        self.states: set[int] = set()  # what lives to the end
+        self.parameters: set[int] = set()
+        backward = last = 0  # allocations of backward passes so far; the row of the last allocation
+        before = array("Q", bytes(8 * program.allocations))
+        forward = False
+        for row, (op, number, size) in enumerate(zip(program.op, program.id, program.size, strict=True)):
+            role = program.role[number]
+            if op == ALLOCATE:
+                backward += role == Role.BACKWARD
+                forward |= role == Role.FORWARD
+                self.made[number], before[number], last = row, backward, row
+                if role == Role.OPTIMIZER:
+                    self.states.add(number)
+                elif not forward:
+                    self.parameters.add(number)
+                continue
+            self.states.discard(number)
+            self.parameters.discard(number)
+            if role == Role.FORWARD and size >= LEAST_BYTES and backward > before[number]:
+                self.saved[self.made[number]] = number
+                self.used[last].append(number)
+
+
+# ---- running it --------------------------------------------------------------------------------------------
+
+
+class _Feed:
+    """Hands the rows of a program to a replayer, and others between them."""
+
+    def __init__(self, replayer: Any, program: Lifetimes, ask: Callable[[], None]) -> None:
+        self.replayer = replayer
+        self._program = program
+        self._ask = ask
+        self._row = 0  # the first one that was not handed over
+
+    @property
+    def time_us(self) -> int:
+        """Now."""
+        return self._program.time_us[max(0, self._row - 1)]
+
+    def until(self, end: int) -> None:
+        """Run the program's rows before `end`."""
+        begin, self._row = self._row, end
+        if begin == end:
+            return
+        program, rows = self._program, slice(begin, end)
+        past, last = program.event[begin - 1] if begin else None, program.event[end - 1]
+        self.replayer.run(
+            program.op[rows],
+            program.id[rows],
+            program.size[rows],
+            program.stream[rows],
+            program.time_us[rows],
+            program.event[rows],
+            program.completed_event[rows],
+            _between(program.emptied, past, last),
+            _between(program.steps, past, last),
+            self._ask,
+        )
+
+    def insert(self, op: int, row: int) -> None:
+        """Run an operation on the allocation of this row, now."""
+        program, now, what = self._program, slice(self._row - 1, self._row), slice(row, row + 1)
+        self.replayer.run(
+            array("B", [op]),
+            program.id[what],
+            program.size[what],
+            program.stream[what],
+            program.time_us[now],
+            program.event[now],
+            array("q", [AT_ONCE]),
+            _NONE,
+            _NONE,
+            self._ask,
+        )
+
+
+def _between(events: array[int], past: int | None, last: int) -> array[int]:
+    """The events after `past`, up to the last."""
+    return events[0 if past is None else bisect_left(events, past + 1) : bisect_left(events, last + 1)]
+
+
+class _Memory:
+    """The replayed pool as `SavedPolicy` sees it."""
+
+    def __init__(self, feed: _Feed, copied: Copied, capacity: int, host_bytes: int) -> None:
+        self._feed = feed
+        self._copied = copied
+        self._limits = capacity, host_bytes
+        self.lacking = 0  # bytes that were lacking, for which pages had to move
+
+    @property
+    def saved_bytes(self) -> int:
+        return self._copied.there
+
+    def begin_step(self) -> tuple[int, int]:
+        self.bring_back(0)
+        return self._limits
+
+    def look(self) -> Look:
+        return self._look(restart_peak=False)
+
+    def look_at_peak(self) -> Look:
+        return self._look(restart_peak=True)
+
+    def _look(self, *, restart_peak: bool) -> Look:
+        *sizes, lacking = self._feed.replayer.look(restart_peak)
+        self.lacking += lacking
+        return Look(*sizes)
+
+    def bring_back(self, most: int) -> int:
+        return int(self._feed.replayer.bring_back(most, self._feed.time_us))
+
+
+class _Entry:
+    """A saved tensor."""
+
+    def __init__(self, run: _Run, row: int, size: int) -> None:
+        self.bytes = size
+        self.before = 0
+        self.left = self.returned = self.freed = False
+        self._run = run
+        self._row = row
+
+    @property
+    def stays(self) -> bool:
+        return self.left
+
+    def leave(self) -> bool:
+        self.left = True
+        self._run.feed.insert(FREE, self._row)
+        copied = self._run.copied
+        copied.out += self.bytes
+        copied.there += self.bytes
+        copied.most = max(copied.most, copied.there)
+        return True
+
+    def get_room(self) -> bool:
+        self.returned = True
+        self._run.feed.insert(ALLOCATE, self._row)
+        self._run.copied.back += self.bytes
+        self._run.policy.ahead += self.bytes
+        return True
+
+    def use(self) -> None:
+        self._run.policy.use(self, away=self.left)
+        if self.left:
+            if not self.returned:
+                self.get_room()
+            self._run.policy.ahead -= self.bytes
+            self._run.copied.there -= self.bytes
+        self.freed = True
+
+    def reference(self) -> _Entry | None:
+        return None if self.freed else self
+
+
+class _Run:
+    """One replay. The policy decides from the first shortage on, as in a running program."""
+
+    def __init__(self, program: Lifetimes, feed: _Feed, capacity: int, host_bytes: int) -> None:
+        self.feed = feed
+        self.copied = Copied()
+        self._program = program
+        self._found = _Saved(program)
+        self._memory = _Memory(feed, self.copied, capacity, host_bytes)
+        self.policy: SavedPolicy[_Entry] = SavedPolicy(self._memory)
+        self._entries: dict[int, _Entry] = {}  # by id, until they are used
+        self._short = False  # pages have had to move
+
+    def run(self) -> list[Copied]:
+        """Run all rows."""
+        program, found = self._program, self._found
+        begun = Counter(bisect_left(program.event, step) for step in program.steps)
+        del begun[len(program)]  # nothing follows
+        copied = []
+        for row in sorted({*begun, *found.saved, *found.used}):
+            self.feed.until(row)
+            self._notice()
+            for _ in range(begun[row]):
+                copied.append(replace(self.copied))
+                self.feed.replayer.steer(list(found.states), list(found.parameters))
+            for number in found.used.get(row, ()):
+                if number in self._entries:
+                    self._entries.pop(number).use()
+            if row in found.saved and self._short:
+                self.feed.until(row + 1)
+                self._save(row, found.saved[row])
+        self.feed.until(len(program))
+        return [*copied, self.copied]
+
+    def _notice(self) -> None:
+        """Tell the policy if pages had to move. The first time, a running program begins to use it."""
+        memory = self._memory
+        memory.look()
+        if memory.lacking and self._short:
+            self.policy.shortage(memory.lacking, saving=bool(self._entries))
+        self._short |= memory.lacking > 0
+        memory.lacking = 0
+
+    def _save(self, row: int, number: int) -> None:
+        policy = self.policy
+        if not self._entries:
+            policy.begin_step()
+            policy.forget()
+        entry = self._entries[number] = _Entry(self, row, self._program.size[row])
+        policy.save(entry, entry.reference)
+        policy.let_leave()
