@@ -4,6 +4,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "bindings.hpp"
@@ -175,9 +176,11 @@ VramPolicy& spilling(Replayer& replayer) {
   return *policy;
 }
 
-nb::tuple look(Replayer& replayer, bool restart_peak) {
+using Look = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t>;
+
+Look look(Replayer& replayer, bool restart_peak) {
   const VramPolicy::Look look = spilling(replayer).look(restart_peak);
-  return nb::make_tuple(look.live, look.peak_live, look.spilled, look.needed);
+  return {look.live, look.peak_live, look.spilled, look.needed};
 }
 
 std::uint64_t bring_back(Replayer& replayer, std::uint64_t most, std::int64_t time_us) {

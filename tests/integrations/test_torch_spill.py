@@ -109,6 +109,29 @@ def test_parameters_stay_and_states_go_first() -> None:
     assert not set(parameters) & set(spilled)
 
 
+def test_weights_may_be_tied() -> None:
+    first, stay = told(
+        MODEL,
+        """
+        class Tied(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.embed = nn.Embedding(4096, 1024)
+                self.head = nn.Linear(1024, 4096, bias=False)
+                self.head.weight = self.embed.weight
+            def forward(self, x):
+                return self.head(self.embed(x))
+        tied = Tied().cuda()
+        tied(torch.zeros(8, dtype=torch.int64, device="cuda")).sum().backward()
+        blocks = [torch.empty(64 << 20, dtype=torch.uint8, device="cuda") for _ in range(11)]
+        spilled = [block.address for block in pool.spilled()]
+        print(json.dumps([tied.head.weight.data_ptr() in spilled, len(spilled)]))
+        """,
+        **SHORT,
+    )
+    assert stay > 0 and not first
+
+
 def test_hooks_of_the_program_are_left_alone() -> None:
     assert "done" in output(
         MODEL,

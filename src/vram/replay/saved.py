@@ -2,9 +2,9 @@
 
 The decisions are those of `vram.core.saved`. A recording does not say what was saved, or when it was used:
 
-- What a module allocated, and was freed after the backward pass had allocated something, counts as saved, as
-  soon as it was allocated.
-- It counts as used when the last allocation before its free took place.
+- What a module allocated, and the backward pass found, counts as saved as soon as it was allocated.
+- It counts as used when the last allocation before its free took place, or at the end of the backward pass if
+  the program held it until the next step.
 - What optimizers allocated counts as their states, and what was there before the first forward pass as
   parameters.
 """
@@ -51,34 +51,73 @@ def replay_saved(
 # ---- what a recording tells --------------------------------------------------------------------------------
 
 
-class _Saved:
-    """The tensors that a program saves: the rows at which each is allocated and used."""
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """A tensor that is saved: its allocation's number and row, and whether the program holds it as well."""
+
+    number: int
+    row: int
+    held: bool
+
+
+class _Program:
+    """What a recording tells of a program, as far as it concerns spilling."""
 
     def __init__(self, program: Lifetimes) -> None:
-        self.made = array("Q", bytes(8 * program.allocations))  # the row that allocates, by id
-        self.saved: dict[int, int] = {}  # ids by the row that allocates
-        self.used: defaultdict[int, list[int]] = defaultdict(list)  # ids by row
-        self.states: set[int] = set()  # what lives to the end
-        self.parameters: set[int] = set()
-        backward = last = 0  # allocations of backward passes so far; the row of the last allocation
-        before = array("Q", bytes(8 * program.allocations))
-        forward = False
+        self.saved: dict[int, _Tensor] = {}  # by the row that allocates it
+        self.used: defaultdict[int, list[_Tensor]] = defaultdict(list)  # by row
+        self.begun = Counter(bisect_left(program.event, step) for step in program.steps)  # steps, by row
+        del self.begun[len(program)]  # nothing follows
+        self.steered: dict[int, tuple[list[int], list[int]]] = {}  # live states and parameters at these rows
+        self._rows: dict[int, tuple[int, int]] = {}  # row, and `_backward` then, of what may be saved
+        self._backward = 0  # allocations of backward passes so far
+        self._last = 0  # the row of the last allocation; of those of backward passes only:
+        self._last_backward = 0
+        self._states: set[int] = set()  # live
+        self._parameters: set[int] = set()
+        self._forward = False  # there was a forward pass
+        self._read(program)
+
+    def _read(self, program: Lifetimes) -> None:
         for row, (op, number, size) in enumerate(zip(program.op, program.id, program.size, strict=True)):
-            role = program.role[number]
+            if row in self.begun:
+                self._end_step(row)
             if op == ALLOCATE:
-                backward += role == Role.BACKWARD
-                forward |= role == Role.FORWARD
-                self.made[number], before[number], last = row, backward, row
-                if role == Role.OPTIMIZER:
-                    self.states.add(number)
-                elif not forward:
-                    self.parameters.add(number)
-                continue
-            self.states.discard(number)
-            self.parameters.discard(number)
-            if role == Role.FORWARD and size >= LEAST_BYTES and backward > before[number]:
-                self.saved[self.made[number]] = number
-                self.used[last].append(number)
+                self._allocate(row, number, size, program.role[number])
+            else:
+                self._free(number)
+        self._end_step(len(program))
+
+    def _allocate(self, row: int, number: int, size: int, role: int) -> None:
+        self._last = row
+        if role == Role.BACKWARD:
+            self._backward += 1
+            self._last_backward = row
+        elif role == Role.FORWARD:
+            self._forward = True
+            if size >= LEAST_BYTES:
+                self._rows[number] = row, self._backward
+        elif role == Role.OPTIMIZER:
+            self._states.add(number)
+        elif not self._forward:
+            self._parameters.add(number)
+
+    def _free(self, number: int) -> None:
+        self._states.discard(number)
+        self._parameters.discard(number)
+        self._note(number, self._last, held=False)
+
+    def _end_step(self, row: int) -> None:
+        for number in tuple(self._rows):
+            self._note(number, self._last_backward, held=True)
+        self.steered[row] = [*self._states], [*self._parameters]
+
+    def _note(self, number: int, used: int, *, held: bool) -> None:
+        """Note a tensor if a backward pass began after it was allocated."""
+        row, before = self._rows.pop(number, (0, self._backward))
+        if self._backward > before:
+            self.saved[row] = tensor = _Tensor(number, row, held)
+            self.used[used].append(tensor)
 
 
 # ---- running it --------------------------------------------------------------------------------------------
@@ -173,14 +212,14 @@ class _Memory:
 
 
 class _Entry:
-    """A saved tensor."""
+    """A saved tensor. What the program holds as well needs its memory all the time."""
 
-    def __init__(self, run: _Run, row: int, size: int) -> None:
+    def __init__(self, run: _Run, tensor: _Tensor, size: int) -> None:
         self.bytes = size
         self.before = 0
-        self.left = self.returned = self.freed = False
+        self.left = self.returned = self.used = False
         self._run = run
-        self._row = row
+        self._tensor = tensor
 
     @property
     def stays(self) -> bool:
@@ -188,7 +227,8 @@ class _Entry:
 
     def leave(self) -> bool:
         self.left = True
-        self._run.feed.insert(FREE, self._row)
+        if not self._tensor.held:
+            self._run.feed.insert(FREE, self._tensor.row)
         copied = self._run.copied
         copied.out += self.bytes
         copied.there += self.bytes
@@ -197,7 +237,8 @@ class _Entry:
 
     def get_room(self) -> bool:
         self.returned = True
-        self._run.feed.insert(ALLOCATE, self._row)
+        if not self._tensor.held:
+            self._run.feed.insert(ALLOCATE, self._tensor.row)
         self._run.copied.back += self.bytes
         self._run.policy.ahead += self.bytes
         return True
@@ -209,10 +250,10 @@ class _Entry:
                 self.get_room()
             self._run.policy.ahead -= self.bytes
             self._run.copied.there -= self.bytes
-        self.freed = True
+        self.used = True
 
     def reference(self) -> _Entry | None:
-        return None if self.freed else self
+        return None if self.used else self
 
 
 class _Run:
@@ -221,32 +262,30 @@ class _Run:
     def __init__(self, program: Lifetimes, feed: _Feed, capacity: int, host_bytes: int) -> None:
         self.feed = feed
         self.copied = Copied()
-        self._program = program
-        self._found = _Saved(program)
+        self._sizes = program.size
+        self._end = len(program)
+        self._program = _Program(program)
         self._memory = _Memory(feed, self.copied, capacity, host_bytes)
         self.policy: SavedPolicy[_Entry] = SavedPolicy(self._memory)
-        self._entries: dict[int, _Entry] = {}  # by id, until they are used
+        self._entries: dict[_Tensor, _Entry] = {}  # until they are used
         self._short = False  # pages have had to move
 
     def run(self) -> list[Copied]:
         """Run all rows."""
-        program, found = self._program, self._found
-        begun = Counter(bisect_left(program.event, step) for step in program.steps)
-        del begun[len(program)]  # nothing follows
-        copied = []
-        for row in sorted({*begun, *found.saved, *found.used}):
+        program, copied = self._program, []
+        for row in sorted({*program.begun, *program.saved, *program.used}):
             self.feed.until(row)
             self._notice()
-            for _ in range(begun[row]):
+            for _ in range(program.begun[row]):
                 copied.append(replace(self.copied))
-                self.feed.replayer.steer(list(found.states), list(found.parameters))
-            for number in found.used.get(row, ()):
-                if number in self._entries:
-                    self._entries.pop(number).use()
-            if row in found.saved and self._short:
+                self.feed.replayer.steer(*program.steered[row])
+            for tensor in program.used.get(row, ()):
+                if tensor in self._entries:
+                    self._entries.pop(tensor).use()
+            if row in program.saved and self._short:
                 self.feed.until(row + 1)
-                self._save(row, found.saved[row])
-        self.feed.until(len(program))
+                self._save(program.saved[row])
+        self.feed.until(self._end)
         return [*copied, self.copied]
 
     def _notice(self) -> None:
@@ -258,11 +297,11 @@ class _Run:
         self._short |= memory.lacking > 0
         memory.lacking = 0
 
-    def _save(self, row: int, number: int) -> None:
+    def _save(self, tensor: _Tensor) -> None:
         policy = self.policy
         if not self._entries:
             policy.begin_step()
             policy.forget()
-        entry = self._entries[number] = _Entry(self, row, self._program.size[row])
+        entry = self._entries[tensor] = _Entry(self, tensor, self._sizes[tensor.row])
         policy.save(entry, entry.reference)
         policy.let_leave()

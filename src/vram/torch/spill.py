@@ -40,7 +40,8 @@ class _Steering:
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
-        self._parameters: weakref.WeakSet[Any] = weakref.WeakSet()
+        # By id: tensors compare by contents, and tied weights are registered more than once.
+        self._parameters: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._activations: dict[int, _Activations] = {}
         self._scope: _Scope | None = None
@@ -51,7 +52,7 @@ class _Steering:
 
     def _on_parameter(self, _module: Any, _name: str, parameter: Any) -> None:
         if parameter is not None:
-            self._parameters.add(parameter)
+            self._parameters[id(parameter)] = parameter
 
     def _on_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self._optimizers.add(optimizer)
@@ -80,7 +81,7 @@ class _Steering:
 
     def addresses(self, index: int) -> set[int]:
         """Return the addresses of all parameters on a device."""
-        return {_address(tensor) for tensor in tuple(self._parameters) if _on_device(tensor, index)}
+        return {_address(tensor) for tensor in (*self._parameters.values(),) if _on_device(tensor, index)}
 
 
 class _Scope:
