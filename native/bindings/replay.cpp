@@ -97,7 +97,7 @@ std::unique_ptr<Policy> make_policy(const std::string& name, const nb::dict& con
 
 // ---- the object ----------------------------------------------------------------------------------------
 
-void run(Replayer& replayer, nb::handle op, nb::handle id, nb::handle size, nb::handle stream,
+bool run(Replayer& replayer, nb::handle op, nb::handle id, nb::handle size, nb::handle stream,
          nb::handle time_us, nb::handle event, nb::handle completed, nb::handle emptied, nb::handle begun,
          nb::handle ask) {
   const Column<std::uint8_t> ops(op, "op");
@@ -122,7 +122,7 @@ void run(Replayer& replayer, nb::handle op, nb::handle id, nb::handle size, nb::
     if (ids.data()[row] >= seen || streams.data()[row] >= kMostStreams)
       throw nb::value_error("an id or stream is out of range");
   const nb::gil_scoped_release release;
-  replayer.run(program, Interrupts(ask));
+  return replayer.run(program, Interrupts(ask));
 }
 
 nb::dict traffic(const SpillTraffic& spill) {
@@ -215,7 +215,8 @@ void bind_replay(nb::module_& module) {
       .def("run", run, nb::arg("op"), nb::arg("id"), nb::arg("size"), nb::arg("stream"), nb::arg("time_us"),
            nb::arg("event"), nb::arg("completed"), nb::arg("emptied"), nb::arg("steps"),
            nb::arg("ask") = nb::none(),
-           "Run the rows. `ask` is called every 50 ms and can end the replay by raising, like Ctrl-C.")
+           "Run the rows; return whether memory was enough. `ask` is called every 50 ms and can end the replay "
+           "by raising, like Ctrl-C.")
       .def("result", result)
       .def("segment_sizes", [](const Replayer& self) { return self.policy().segment_sizes(); })
       .def("spill_steps", spill_steps, "What spilling had done when each step began, and at the end.")

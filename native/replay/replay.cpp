@@ -12,7 +12,7 @@ constexpr std::size_t kRowsBetweenPolls = 1024;
 
 }  // namespace
 
-void Replayer::run(const ReplayProgram& program, const std::function<void()>& poll) {
+bool Replayer::run(const ReplayProgram& program, const std::function<void()>& poll) {
   const auto start = std::chrono::steady_clock::now();
   std::size_t trims = 0;
   std::size_t steps = 0;
@@ -29,6 +29,7 @@ void Replayer::run(const ReplayProgram& program, const std::function<void()>& po
     result_.failure = ReplayFailure{result_.rows, program.size[row], usage.allocated, usage.reserved};
   }
   result_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return !result_.failure;
 }
 
 bool Replayer::step(const ReplayProgram& program, std::size_t row) {

@@ -49,8 +49,8 @@ class Replayer {
  public:
   explicit Replayer(std::unique_ptr<Policy> policy) : policy_(std::move(policy)) {}
 
-  // `poll` is called about every millisecond; if it throws, the replay is abandoned.
-  void run(const ReplayProgram& program, const std::function<void()>& poll = nullptr);
+  // `poll` is called about every millisecond; if it throws, the replay is abandoned. False: out of memory.
+  bool run(const ReplayProgram& program, const std::function<void()>& poll = nullptr);
   ReplayResult result() const;
   const Policy& policy() const { return *policy_; }
   Policy& policy() { return *policy_; }

@@ -814,9 +814,9 @@ class Replayer:
 
     def __init__(self, policy: str, conf: dict[str, Any], capacity: int, lag_us: float, segment_size: Any, segment_address: Any, keep_sizes: bool = False) -> None: ...
 
-    def run(self, op: object, id: object, size: object, stream: object, time_us: object, event: object, completed: object, emptied: object, steps: object, ask: object | None = None) -> None:
+    def run(self, op: object, id: object, size: object, stream: object, time_us: object, event: object, completed: object, emptied: object, steps: object, ask: object | None = None) -> bool:
         """
-        Run the rows. `ask` is called every 50 ms and can end the replay by raising, like Ctrl-C.
+        Run the rows; return whether memory was enough. `ask` is called every 50 ms and can end the replay by raising, like Ctrl-C.
         """
 
     def result(self) -> dict[str, Any]: ...
@@ -826,7 +826,7 @@ class Replayer:
     def spill_steps(self) -> list[dict[str, Any]]:
         """What spilling had done when each step began, and at the end."""
 
-    def look(self, restart_peak: bool = False) -> tuple:
+    def look(self, restart_peak: bool = False) -> tuple[int, int, int, int]:
         """
         Return live, peak and spilled bytes, and how many were lacking since the last look when pages had to move. The peak is that since the last look that restarted it.
         """

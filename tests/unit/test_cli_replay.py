@@ -402,27 +402,6 @@ def test_what_spilling_would_move_is_predicted() -> None:
 
 
 @needs_native
-def test_under_pytorch_saved_tensors_are_predicted_to_leave_ahead() -> None:
-    """Each step lacks 16 MiB and what is kept free, which leaves and returns; a third step needs less."""
-    trace = steps_of_spill(keep=48 * MIB, work=32 * MIB, steps=4)
-    trains = Annotation("END", "Optimizer.step#AdamW.step", 0)
-    trace = replace(trace, annotations=(*trace.annotations, trains))
-    for event in (7, 8, 9):
-        trace.size[event] = 4 * MIB
-    spill = engine.replay(trace, capacity=64 * MIB, spill="1GiB").spill
-    assert spill.saved == spill.moved_out == spill.moved_back == 3 * 17 * MIB
-    assert (spill.read, spill.swaps, spill.steps, spill.peak) == (0, 0, 3, 17 * MIB)
-    assert spill.moved_in_step == 2 * 17 * MIB
-    assert spill.held_us == pytest.approx(2 * spill.saved / 55e3)
-    # What a step allocates is not enough: other memory moves once, and is read in each step.
-    more = engine.replay(trace, capacity=48 * MIB, spill="1GiB").spill
-    assert (more.saved, more.swaps) == (3 * 32 * MIB + 4 * MIB, 1)
-    assert more.moved_out - more.saved == more.read // 4 == 48 * MIB // 64
-    checkpointed = replace(trace, frames=(Frame("torch/utils/checkpoint.py", 1, "checkpoint"),))
-    assert engine.replay(checkpointed, capacity=64 * MIB, spill="1GiB").spill.saved == 0
-
-
-@needs_native
 def test_a_spilled_block_is_read_once_before_it_is_freed() -> None:
     rows = [(0, 1, 48 * MIB), (0, 2, 32 * MIB), (1, 1, 48 * MIB), (2, 1, 48 * MIB), (1, 2, 32 * MIB)]
     spill = engine.replay(trace_of(rows), capacity=64 * MIB, spill="1GiB").spill

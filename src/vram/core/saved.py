@@ -30,6 +30,8 @@ READ_BYTES: Final = 32 << 20
 """The memory is looked at after so much was saved, at most."""
 PARTS: Final = 16
 """The saved tensors of a step are divided into so many parts, to follow the backward pass."""
+MOST_HELD: Final = 256
+"""Tensors that the program uses which are passed over at a time."""
 MOST_PATIENCE: Final = 64
 """Steps after which pages return, at most."""
 
@@ -75,6 +77,10 @@ class Entry(Protocol):
     @property
     def stays(self) -> bool:
         """Whether it has left already, or cannot leave."""
+
+    @property
+    def held(self) -> bool:
+        """Whether the program uses it now. Then its memory does not become free if it leaves."""
 
     @property
     def returned(self) -> bool:
@@ -203,12 +209,16 @@ class SavedPolicy(Generic[Kind]):
         Returns the bytes that left.
         """
         left = 0
-        while self._here:
+        held: list[Callable[[], Kind | None]] = []
+        while self._here and len(held) < MOST_HELD:
             reference = self._here.popleft()
             entry = reference()
             if entry is None or entry.stays:
                 continue
             wanted = left < lacking or step.left + entry.bytes <= self._due
+            if wanted and entry.held:
+                held.append(reference)
+                continue
             full = self._memory.saved_bytes + entry.bytes > self._host_bytes
             if not wanted or full or not entry.leave():
                 self._here.appendleft(reference)
@@ -216,6 +226,10 @@ class SavedPolicy(Generic[Kind]):
             left += entry.bytes
             step.left += entry.bytes
             self._away.append(reference)
+        if len(held) < MOST_HELD:
+            self._here.extendleft(reversed(held))
+        else:
+            self._here.extend(held)  # so that others have a turn
         return left
 
     # -- using

@@ -136,23 +136,21 @@ def replay(
     replayer = _replayer(policy, program, capacity, settings, lag_us, keep_sizes=True)
     _feed(replayer, program)
     rows = replayer.spill_steps()
-    if rows and rows[-1]["swaps"] and program.role and program.steps:
-        spilled = _with_saved(program, capacity, settings, lag_us) or traffic(rows, program)
-    else:
-        spilled = traffic(rows, program)
-    answer = {**replayer.result(), "segment_sizes": replayer.segment_sizes(), "spill": spilled}
+    answer = {**replayer.result(), "segment_sizes": replayer.segment_sizes(), "spill": traffic(rows, program)}
+    if answer["oom"] is None and rows and rows[-1]["swaps"] and program.role and program.steps:
+        answer["spill"] = _with_saved(program, capacity, settings, lag_us) or answer["spill"]
     return _result(policy, program, answer, trace if isinstance(trace, Trace) else None)
 
 
 def _with_saved(
     program: Lifetimes, capacity: int | str | None, settings: Mapping[str, object], lag_us: float
 ) -> SpillTraffic | None:
-    """The traffic if saved tensors leave before pages must; None if the program then runs out of memory."""
+    """The traffic if saved tensors leave before pages must. None: the program then runs out of memory."""
     replayer = _replayer(SPILLING, program, capacity, settings, lag_us, keep_sizes=False)
     device_bytes = read_capacity(capacity)
     host_bytes: Any = policy_kind(SPILLING).read(settings, device_bytes)["spill"]
     copied = replay_saved(replayer, program, device_bytes, host_bytes, check_cancelled)
-    return traffic(replayer.spill_steps(), program, copied) if replayer.result()["oom"] is None else None
+    return None if copied is None else traffic(replayer.spill_steps(), program, copied)
 
 
 def compare(

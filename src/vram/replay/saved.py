@@ -39,13 +39,18 @@ class Copied:
 
 def replay_saved(
     replayer: Any, program: Lifetimes, capacity: int, host_bytes: int, ask: Callable[[], None]
-) -> list[Copied]:
+) -> list[Copied] | None:
     """Run a program whose steps and roles are known; what was copied when each step began, and at the end.
+
+    None: memory ran out.
 
     `replayer` is new and has the policy vram, on a device of `capacity` bytes. Saved tensors may have
     `host_bytes` in host memory.
     """
-    return _Run(program, _Feed(replayer, program, ask), capacity, host_bytes).run()
+    try:
+        return _Run(program, _Feed(replayer, program, ask), capacity, host_bytes).run()
+    except _OutOfMemory:
+        return None
 
 
 # ---- what a recording tells --------------------------------------------------------------------------------
@@ -123,6 +128,10 @@ class _Program:
 # ---- running it --------------------------------------------------------------------------------------------
 
 
+class _OutOfMemory(Exception):
+    """The replay has ended."""
+
+
 class _Feed:
     """Hands the rows of a program to a replayer, and others between them."""
 
@@ -144,7 +153,7 @@ class _Feed:
             return
         program, rows = self._program, slice(begin, end)
         past, last = program.event[begin - 1] if begin else None, program.event[end - 1]
-        self.replayer.run(
+        self._run(
             program.op[rows],
             program.id[rows],
             program.size[rows],
@@ -154,13 +163,12 @@ class _Feed:
             program.completed_event[rows],
             _between(program.emptied, past, last),
             _between(program.steps, past, last),
-            self._ask,
         )
 
     def insert(self, op: int, row: int) -> None:
         """Run an operation on the allocation of this row, now."""
         program, now, what = self._program, slice(self._row - 1, self._row), slice(row, row + 1)
-        self.replayer.run(
+        self._run(
             array("B", [op]),
             program.id[what],
             program.size[what],
@@ -170,8 +178,11 @@ class _Feed:
             array("q", [AT_ONCE]),
             _NONE,
             _NONE,
-            self._ask,
         )
+
+    def _run(self, *columns: array[int]) -> None:
+        if not self.replayer.run(*columns, self._ask):
+            raise _OutOfMemory
 
 
 def _between(events: array[int], past: int | None, last: int) -> array[int]:
@@ -212,11 +223,12 @@ class _Memory:
 
 
 class _Entry:
-    """A saved tensor. What the program holds as well needs its memory all the time."""
+    """A saved tensor. Of what the program uses, only what it holds until the next step is known."""
 
     def __init__(self, run: _Run, tensor: _Tensor, size: int) -> None:
         self.bytes = size
         self.before = 0
+        self.held = tensor.held
         self.left = self.returned = self.used = False
         self._run = run
         self._tensor = tensor
@@ -227,8 +239,7 @@ class _Entry:
 
     def leave(self) -> bool:
         self.left = True
-        if not self._tensor.held:
-            self._run.feed.insert(FREE, self._tensor.row)
+        self._run.feed.insert(FREE, self._tensor.row)
         copied = self._run.copied
         copied.out += self.bytes
         copied.there += self.bytes
@@ -237,8 +248,7 @@ class _Entry:
 
     def get_room(self) -> bool:
         self.returned = True
-        if not self._tensor.held:
-            self._run.feed.insert(ALLOCATE, self._tensor.row)
+        self._run.feed.insert(ALLOCATE, self._tensor.row)
         self._run.copied.back += self.bytes
         self._run.policy.ahead += self.bytes
         return True

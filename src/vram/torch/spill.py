@@ -374,6 +374,11 @@ class _Entry:
         return self.storage is None or bool(self.storage.nbytes() != self.bytes)
 
     @property
+    def held(self) -> bool:
+        """Whether there are tensors with this storage, such as variables of the program."""
+        return bool(self.owner.torch._C._storage_Use_Count(self.storage._cdata) > 1)
+
+    @property
     def returned(self) -> bool:
         """Whether it has memory on the device again."""
         return self.fetched is not None
