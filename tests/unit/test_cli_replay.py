@@ -22,7 +22,7 @@ from vram.analysis import explain
 from vram.errors import ConfigError, DeviceError
 from vram.replay import Setting
 from vram.replay.sweep import collapsed, worthwhile
-from vram.trace import Annotation, Frame, lifetimes, open_trace
+from vram.trace import Annotation, lifetimes, open_trace
 from vram.trace.lifetimes import intended
 
 engine = importlib.import_module("vram.replay")
