@@ -2,6 +2,8 @@
 
     python benchmarks/jobs/spill.py [JOB…] [--limits 90,75,60] [--peer] [--json FILE]
 
+The scripts of benchmarks/predict/jobs can be named as well; their losses are not compared.
+
 Needs PyTorch and a CUDA device with host pages. Each run is a process of its own. The first run of a job has
 no limit; its peak is what the job needs, and its losses are the reference. Algorithms are deterministic, so
 losses must be equal bit for bit. *Bound* is the step without a limit, and the time to move the missing memory
@@ -19,6 +21,7 @@ import argparse
 import contextlib
 import json
 import os
+import runpy
 import statistics
 import subprocess
 import sys
@@ -43,6 +46,8 @@ JOBS = {
     "streams": 40,
 }
 """Each job and its steps."""
+SCRIPTS = Path(__file__).resolve().parents[1] / "predict" / "jobs"
+SCRIPT_STEPS = 12
 WARM_STEPS = 4
 """Steps that find out how much is lacking, and create host memory."""
 PEER_PERCENT = 90
@@ -66,37 +71,76 @@ def measure(name: str, how: str, limit: int, spill: str, recording: str) -> None
     torch.manual_seed(0)
     if how != "vram" and limit:
         torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(0).total_memory)
-    steps = WORKLOADS[name][0](JOBS[name])
     on_cpu = torch.autograd.graph.save_on_cpu(pin_memory=True)
-    seconds, losses, moved, there = [], [], [], []
+    seen = _Seen(torch, vram_only=how == "vram")
     with contextlib.ExitStack() as stack:
         if how == "save_on_cpu":
             stack.enter_context(on_cpu)
         if recording:
             stack.enter_context(vram.record(_pool(), recording))
-        for number in range(JOBS[name]):
-            begun = time.perf_counter()
-            with vram.step(number):
-                loss = next(steps)
-            torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - begun)
-            losses.append(float(loss))
-            if how == "vram":
-                stats = _pool().stats()
-                moved.append(sum(stats[key] for key in MOVED))
-                there.append(stats["spill.bytes"])
+        if name in JOBS:
+            steps = WORKLOADS[name][0](JOBS[name])
+            for _ in range(JOBS[name]):
+                seen.begin()
+                seen.end(next(steps))
+        else:
+            _run_script(name, seen)
     result: dict[str, Any] = {
         "allocated": torch.cuda.max_memory_allocated(),
         "reserved": torch.cuda.max_memory_reserved(),
-        "seconds": seconds,
-        "losses": losses,
-        "moved": moved,
-        "there": there,
+        "seconds": seen.seconds,
+        "losses": seen.losses,
+        "moved": seen.moved,
+        "there": seen.there,
     }
     if how == "vram":
         stats = _pool().stats()
         result["spill"] = {key: stats[key] for key in stats if key.startswith("spill.")}
     print(RESULT + json.dumps(result), flush=True)
+
+
+class _Seen:
+    """What was measured of each step."""
+
+    def __init__(self, torch: Any, *, vram_only: bool) -> None:
+        self._torch = torch
+        self._counts = vram_only
+        self._begun = 0.0
+        self._step = contextlib.ExitStack()
+        self.seconds: list[float] = []
+        self.losses: list[float] = []
+        self.moved: list[int] = []
+        self.there: list[int] = []
+
+    def begin(self) -> None:
+        self._begun = time.perf_counter()
+        self._step.enter_context(vram.step(len(self.seconds)))
+
+    def end(self, loss: Any = 0.0) -> None:
+        self._step.close()
+        self._torch.cuda.synchronize()
+        self.seconds.append(time.perf_counter() - self._begun)
+        self.losses.append(float(loss))
+        if self._counts:
+            stats = _pool().stats()
+            self.moved.append(sum(stats[key] for key in MOVED))
+            self.there.append(stats["spill.bytes"])
+
+
+def _run_script(name: str, seen: _Seen) -> None:
+    """Run a script, which says when its steps end."""
+    sys.path.insert(0, str(SCRIPTS))
+    import job
+
+    def next_step(_number: int) -> None:
+        seen.end()
+        seen.begin()
+
+    job.after_step.append(next_step)
+    sys.argv = [name, "--steps", str(SCRIPT_STEPS)]
+    seen.begin()
+    runpy.run_path(str(SCRIPTS / f"{name}.py"), run_name="__main__")
+    seen.end()
 
 
 def _pool() -> vram.Pool:
@@ -183,7 +227,13 @@ def main() -> None:
         name, how, limit, spill, recording = arguments.one
         measure(name, how, int(limit), spill, recording)
         return
-    folder = Path(tempfile.mkdtemp())
+    with tempfile.TemporaryDirectory() as folder:
+        rows = compare(arguments, Path(folder))
+    print(markdown(asdict(Table("Jobs with less memory than they need", COLUMNS, rows, ""))))
+
+
+def compare(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """Run each job without a limit and with less memory; recordings go into the folder."""
     rows, results = [], {}
     for name in arguments.jobs or JOBS:
         recording = folder / f"{name}.vtrace"
@@ -208,7 +258,7 @@ def main() -> None:
         results[name] = reference
         if arguments.json:
             arguments.json.write_text(json.dumps(results))
-    print(markdown(asdict(Table("Jobs with less memory than they need", COLUMNS, rows, ""))))
+    return rows
 
 
 if __name__ == "__main__":
