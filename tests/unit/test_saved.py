@@ -4,6 +4,7 @@ jobs, and what recordings tell about roles."""
 from __future__ import annotations
 
 import importlib
+from array import array
 from dataclasses import replace
 from typing import Any
 
@@ -285,6 +286,14 @@ def test_in_a_replay_nothing_that_is_computed_again_leaves() -> None:
     trace.stack[0] = NUMBER[(0, 2)]  # a module that saves nothing
     spill = engine.replay(trace, capacity=ENOUGH - LACKING, spill="1GiB").spill
     assert spill.saved == 0 and spill.moved_out > 0
+
+
+@needs_native
+def test_only_pools_of_vram_are_steered() -> None:
+    made = importlib.import_module("vram._native").Replayer("bfc", {}, 0, 0.0, array("Q"), array("Q"))
+    for call in (made.look, lambda: made.bring_back(1, 0), lambda: made.steer([], [])):
+        with pytest.raises(ValueError, match="only the policy vram spills"):
+            call()
 
 
 @needs_native

@@ -135,7 +135,7 @@ VramPolicy::Look VramPolicy::look(bool restart_peak) {
 std::uint64_t VramPolicy::bring_back(std::uint64_t most, std::int64_t time_us) {
   set_time(time_us);
   std::uint64_t returned = 0;
-  (void)pool_.bring_back(most, &returned, true);
+  if (most != 0) (void)pool_.bring_back(most, &returned, true);
   shift_us_ = std::max(shift_us_, model_->now() - static_cast<double>(time_us));
   looked_us_ = static_cast<double>(time_us) + model_->held_us() + kPostponed;
   return returned;

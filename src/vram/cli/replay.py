@@ -398,32 +398,21 @@ def _spilled(spill: SpillTraffic) -> str:
     times = (
         "" if spill.slowdown is None else f", about {spill.slowdown:.2f}x the recorded time of these steps"
     )
+    saved, other = "", ""
     if spill.saved:
-        return _saved(spill, times)
+        other = " of other memory"
+        saved = (
+            f"Under PyTorch, {format_size(spill.saved)} of saved tensors are copied to host memory ahead of "
+            f"need, and back, which takes {_duration(spill.copied_us)} if nothing overlaps with computation. "
+        )
     return (
-        f"Spilling moves {format_size(spill.moved_out)} to host memory in "
-        f"{format_count(spill.swaps, 'swap')} and {format_size(spill.moved_back)} back in {spill.returns}, "
-        f"which hold the streams for {_duration(spill.held_us)}. If each block in host memory is read once "
-        f"in a step, {format_size(spill.read)} are read over the bus in {_duration(spill.read_us)}. "
-        f"This affects {format_count(spill.steps, 'step')}{times}. At most {format_size(spill.peak)} are in "
-        f"host memory, which takes {_duration(spill.created_us)} to create once."
-    )
-
-
-def _saved(spill: SpillTraffic, times: str) -> str:
-    """What spilling moves and costs under PyTorch."""
-    others = spill.moved_out - spill.saved
-    besides = (
-        f" {format_size(others)} of other memory move once, and {format_size(spill.read)} of it are read "
-        "over the bus."
-        if others
-        else ""
-    )
-    return (
-        f"Under PyTorch, {format_size(spill.saved)} of saved tensors are copied to host memory and back "
-        f"ahead of need, which takes {_duration(spill.held_us)} if nothing overlaps with computation."
-        f"{besides} This affects {format_count(spill.steps, 'step')}{times}. "
-        f"At most {format_size(spill.peak)} are in host memory."
+        f"{saved}Spilling moves {format_size(spill.moved_out - spill.saved)}{other} to host memory in "
+        f"{format_count(spill.swaps, 'swap')} and {format_size(spill.moved_back - spill.saved_back)} back in "
+        f"{spill.returns}, which hold the streams for {_duration(spill.held_us - spill.copied_us)}. "
+        f"If each block in host memory is read once in a step, {format_size(spill.read)} are read over the "
+        f"bus in {_duration(spill.read_us)}. This affects {format_count(spill.steps, 'step')}{times}. "
+        f"At most {format_size(spill.peak)} are in host memory, and creating its pages takes "
+        f"{_duration(spill.created_us)} once."
     )
 
 

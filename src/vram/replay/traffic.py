@@ -31,9 +31,9 @@ class SpillTraffic:
     any of this happened (without steps: 1, and the whole recording). A recording may end inside a step, so
     the last one counts as long as the median of the others, or longer.
 
-    `saved` is the part of `moved_out`, and of `moved_back`, that is tensors which PyTorch saves for the
-    backward pass. They are copied ahead of need, and `held_us` has the time of these copies, as if none of it
-    overlapped with computation.
+    `saved` of `moved_out` and `saved_back` of `moved_back` are tensors that PyTorch saves for the backward
+    pass. They are copied ahead of need. `held_us` has the time of these copies, too (`copied_us`), as if none
+    of it overlapped with computation.
     """
 
     moved_out: int
@@ -48,6 +48,12 @@ class SpillTraffic:
     steps: int
     step_us: int
     saved: int = 0
+    saved_back: int = 0
+
+    @property
+    def copied_us(self) -> float:
+        """How long the copies of saved tensors take."""
+        return (self.saved + self.saved_back) / BUS_BYTES_PER_US
 
     @property
     def added_us(self) -> float:
@@ -98,7 +104,8 @@ def _both(row: dict[str, Any], copied: Copied) -> dict[str, Any]:
         "held_us": (copied.out + copied.back) / BUS_BYTES_PER_US,
         "peak": copied.most,
     }
-    return {name: value + more.get(name, 0) for name, value in row.items()} | {"saved": copied.out}
+    saved = {"saved": copied.out, "saved_back": copied.back}
+    return {name: value + more.get(name, 0) for name, value in row.items()} | saved
 
 
 def _time_at(program: Lifetimes) -> Callable[[int], int]:

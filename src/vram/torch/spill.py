@@ -172,6 +172,7 @@ class _Activations:
         self.to_host = torch.cuda.Stream(self.device)
         self.to_device = torch.cuda.Stream(self.device)
         self.weak_reference = importlib.import_module("torch.multiprocessing.reductions").StorageWeakRef
+        self.use_count = torch._C._storage_Use_Count
         self.saved = 0  # tensors
         self._streams: dict[int, Any] = {}  # by handle: to look one up is slow
         self._parameters = parameters
@@ -376,7 +377,7 @@ class _Entry:
     @property
     def held(self) -> bool:
         """Whether there are tensors with this storage, such as variables of the program."""
-        return bool(self.owner.torch._C._storage_Use_Count(self.storage._cdata) > 1)
+        return bool(self.owner.use_count(self.storage._cdata) > 1)
 
     @property
     def returned(self) -> bool:
