@@ -215,14 +215,16 @@ void bind_replay(nb::module_& module) {
       .def("run", run, nb::arg("op"), nb::arg("id"), nb::arg("size"), nb::arg("stream"), nb::arg("time_us"),
            nb::arg("event"), nb::arg("completed"), nb::arg("emptied"), nb::arg("steps"),
            nb::arg("ask") = nb::none(),
-           "Run the rows; return whether memory was enough. `ask` is called every 50 ms and can end the replay "
+           "Run the rows; return whether memory was enough. `ask` is called every 50 ms and can end the "
+           "replay "
            "by raising, like Ctrl-C.")
       .def("result", result)
       .def("segment_sizes", [](const Replayer& self) { return self.policy().segment_sizes(); })
       .def("spill_steps", spill_steps, "What spilling had done when each step began, and at the end.")
-      .def("look", look, nb::arg("restart_peak") = false,
-           "Return live, peak and spilled bytes, and how many were lacking since the last look when pages had "
-           "to move. The peak is that since the last look that restarted it.")
+      .def(
+          "look", look, nb::arg("restart_peak") = false,
+          "Return live, peak and spilled bytes, and how many were lacking since the last look when pages had "
+          "to move. The peak is that since the last look that restarted it.")
       .def("bring_back", bring_back, nb::arg("most"), nb::arg("time_us"),
            "Move at most so many bytes back to the device while enough of it is free; return how many.")
       .def("steer", steer, nb::arg("first"), nb::arg("last"),
