@@ -43,6 +43,21 @@ def pool(device: Device) -> Iterator[Pool]:
         assert made.check() is None
 
 
+@pytest.fixture(autouse=True)
+def seconds_by_hand(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Memory returns only when a test calls `spill._tick`, and not in the background as well."""
+
+    def forget_background() -> None:
+        if spill._end is not None:
+            spill._end()
+        spill._end = None
+
+    forget_background()
+    monkeypatch.setattr(spill, "every_second", lambda work: lambda: None)
+    yield
+    forget_background()
+
+
 def test_a_full_pool_spills(pool: Pool) -> None:
     buffers = [pool.allocate(BLOCK) for _ in range(12)]
     stats = pool.stats()
