@@ -38,12 +38,11 @@ class Tensor:
     def __init__(self, machine: Machine, size: int) -> None:
         self.bytes = size
         self.machine = machine
-        self.held = False
         self.stays = False  # or has left
         self.returned = self.used = False
 
     def leave(self) -> bool:
-        assert not self.stays and not self.used and not self.held
+        assert not self.stays and not self.used
         self.stays = True
         self.machine.live -= self.bytes
         self.machine.saved_bytes += self.bytes
@@ -90,11 +89,8 @@ class Machine:
         self.peak = max(self.peak, self.live)
         self.lacking = max(self.lacking, self.live - self.capacity)
 
-    def step(self, sizes: list[int], beyond: int = 0, held: int = 0) -> None:
-        """Save tensors, use `beyond` more, and use the tensors in reverse, each with as much again.
-
-        The program holds the first `held` of them.
-        """
+    def step(self, sizes: list[int], beyond: int = 0) -> None:
+        """Save tensors, use `beyond` more, and use the tensors in reverse, each with as much again."""
         self.lacking = self.left = 0
         tensors = []
         for size in sizes:
@@ -103,7 +99,6 @@ class Machine:
                 self.policy.forget()
             self.take(size)
             tensor = Tensor(self, size)
-            tensor.held = len(tensors) < held
             tensors.append(tensor)
             self.policy.save(tensor, tensor.reference)
             self.policy.let_leave()
@@ -137,15 +132,6 @@ def test_as_much_leaves_as_steps_lack() -> None:
         if number >= 2:
             assert machine.lacking <= 0
             assert 110 * MIB <= machine.left <= 160 * MIB
-
-
-@pytest.mark.parametrize(("held", "enough"), [(10, True), (200, True), (380, False)])
-def test_what_the_program_holds_stays(held: int, enough: bool) -> None:
-    machine = Machine(700 * MIB)
-    for _ in range(4):
-        machine.step([MIB] * 400, beyond=400 * MIB, held=held)  # 100 MiB are lacking
-    assert (machine.lacking <= 0) == enough
-    assert machine.left > 100 * MIB if enough else machine.left <= 20 * MIB
 
 
 def test_a_shorter_step_leaves_less() -> None:
@@ -187,7 +173,7 @@ def test_a_shortage_keeps_more_free_for_a_while() -> None:
 
 sizes = st.lists(st.integers(1, 40).map(lambda size: size * LEAST_BYTES), min_size=1, max_size=40)
 more = st.integers(0, 500).map(lambda size: size * MIB)
-steps = st.lists(st.tuples(sizes, more, st.integers(0, 40)), min_size=1, max_size=12)
+steps = st.lists(st.tuples(sizes, more), min_size=1, max_size=12)
 
 
 @given(steps, st.integers(1, 1500), st.integers(0, 300))

@@ -30,8 +30,6 @@ READ_BYTES: Final = 32 << 20
 """The memory is looked at after so much was saved, at most."""
 PARTS: Final = 16
 """The saved tensors of a step are divided into so many parts, to follow the backward pass."""
-MOST_HELD: Final = 16
-"""Of the tensors that the program used when it was their turn, so many have another turn at a time."""
 MOST_PATIENCE: Final = 64
 """Steps after which pages return, at most."""
 
@@ -79,10 +77,6 @@ class Entry(Protocol):
         """Whether it has left already, or cannot leave."""
 
     @property
-    def held(self) -> bool:
-        """Whether the program uses it now. Then its memory does not become free if it leaves."""
-
-    @property
     def returned(self) -> bool:
         """Whether it has memory on the device again."""
 
@@ -109,7 +103,6 @@ class SavedPolicy(Generic[Kind]):
         """Bytes that have returned and are not used yet."""
         self._memory = memory
         self._here: deque[Callable[[], Kind | None]] = deque()  # on the device, the earliest first
-        self._held: deque[Callable[[], Kind | None]] = deque()  # … those that were held on their turn
         self._away: list[Callable[[], Kind | None]] = []  # on the host, the earliest first
         self._steps = _Steps()
         self._pages = _Pages()
@@ -127,7 +120,7 @@ class SavedPolicy(Generic[Kind]):
     @property
     def entries(self) -> int:
         """How many may leave; some may be forgotten."""
-        return len(self._here) + len(self._held)
+        return len(self._here)
 
     @property
     def _usable(self) -> int:
@@ -164,7 +157,6 @@ class SavedPolicy(Generic[Kind]):
     def forget(self) -> None:
         """Forget what no saved tensor uses anymore."""
         self._here = deque(each for each in self._here if each() is not None)
-        self._held = deque(each for each in self._held if each() is not None)
         self._away = [each for each in self._away if each() is not None]
 
     def save(self, entry: Kind, reference: Callable[[], Kind | None]) -> None:
@@ -211,23 +203,15 @@ class SavedPolicy(Generic[Kind]):
         Returns the bytes that left.
         """
         left = 0
-        if lacking <= 0 and step.left >= self._due:
-            return left
-        again = min(MOST_HELD, len(self._held))
-        while again or self._here:
-            queue = self._held if again else self._here
-            again = max(0, again - 1)
-            reference = queue.popleft()
+        while self._here:
+            reference = self._here.popleft()
             entry = reference()
             if entry is None or entry.stays:
-                continue
-            if entry.held:
-                self._held.append(reference)
                 continue
             wanted = left < lacking or step.left + entry.bytes <= self._due
             full = self._memory.saved_bytes + entry.bytes > self._host_bytes
             if not wanted or full or not entry.leave():
-                queue.appendleft(reference)
+                self._here.appendleft(reference)
                 break
             left += entry.bytes
             step.left += entry.bytes

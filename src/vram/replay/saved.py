@@ -223,19 +223,18 @@ class _Memory:
 
 
 class _Entry:
-    """A saved tensor. Of what the program uses, only what it holds until the next step is known."""
+    """A saved tensor. What the program holds until the next step frees no memory if it leaves, so it stays."""
 
     def __init__(self, run: _Run, tensor: _Tensor, size: int) -> None:
         self.bytes = size
         self.before = 0
-        self.held = tensor.held
         self.left = self.returned = self.used = False
         self._run = run
         self._tensor = tensor
 
     @property
     def stays(self) -> bool:
-        return self.left
+        return self.left or self._tensor.held
 
     def leave(self) -> bool:
         self.left = True

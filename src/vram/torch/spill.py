@@ -172,7 +172,6 @@ class _Activations:
         self.to_host = torch.cuda.Stream(self.device)
         self.to_device = torch.cuda.Stream(self.device)
         self.weak_reference = importlib.import_module("torch.multiprocessing.reductions").StorageWeakRef
-        self.use_count = torch._C._storage_Use_Count
         self.saved = 0  # tensors
         self._streams: dict[int, Any] = {}  # by handle: to look one up is slow
         self._parameters = parameters
@@ -373,11 +372,6 @@ class _Entry:
     def stays(self) -> bool:
         """Whether it has left, or its owner has emptied the storage, to fill it again before it is used."""
         return self.storage is None or bool(self.storage.nbytes() != self.bytes)
-
-    @property
-    def held(self) -> bool:
-        """Whether there are tensors with this storage, such as variables of the program."""
-        return bool(self.owner.use_count(self.storage._cdata) > 1)
 
     @property
     def returned(self) -> bool:
