@@ -223,7 +223,7 @@ class _Memory:
 
 
 class _Entry:
-    """A saved tensor. What the program holds until the next step frees no memory if it leaves, so it stays."""
+    """A saved tensor. If the program holds it until the next step, it stays: no memory would become free."""
 
     def __init__(self, run: _Run, tensor: _Tensor, size: int) -> None:
         self.bytes = size
