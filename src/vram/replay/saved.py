@@ -58,9 +58,8 @@ def replay_saved(
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """A tensor that is saved: its allocation's number and row, and whether the program holds it as well."""
+    """A tensor that is saved: the row that allocates it, and whether the program holds it as well."""
 
-    number: int
     row: int
     held: bool
 
@@ -121,7 +120,7 @@ class _Program:
         """Note a tensor if a backward pass began after it was allocated."""
         row, before = self._rows.pop(number, (0, self._backward))
         if self._backward > before:
-            self.saved[row] = tensor = _Tensor(number, row, held)
+            self.saved[row] = tensor = _Tensor(row, held)
             self.used[used].append(tensor)
 
 
