@@ -787,6 +787,19 @@ PyObject* bring_back(PyObject* object, PyObject* arguments) {
   return PyLong_FromUnsignedLongLong(returned);
 }
 
+// create_ahead(spare, most): returns the bytes of host pages that were created.
+PyObject* create_ahead(PyObject* object, PyObject* arguments) {
+  Whole spare{"spare"}, most{"most"};
+  std::uint64_t created = 0;
+  if (!PyArg_ParseTuple(arguments, "O&O&:create_ahead", whole_argument, &spare, whole_argument, &most))
+    return nullptr;
+  const std::shared_ptr<Pool> pool = own_pool(object);
+  if (pool == nullptr) return PyLong_FromLong(0);
+  const Status status = waiting([&] { return pool->create_ahead(spare.value, most.value, &created); });
+  if (!status.ok()) return raise(status, "create host memory ahead of need");
+  return PyLong_FromUnsignedLongLong(created);
+}
+
 // ---- configuration
 // ----------------------------------------------------------------------------------------------
 
@@ -1354,6 +1367,9 @@ PyMethodDef methods[] = {
      "bring_back(most, wait=False, /)\n--\n\nMove at most so many bytes back to the device while enough of "
      "it "
      "is free; with `wait`, after all work queued so far. Return the bytes that moved."},
+    {"create_ahead", create_ahead, METH_VARARGS,
+     "create_ahead(spare, most, /)\n--\n\nCreate host memory to spill to until `spare` bytes are unused, but at "
+     "most `most` bytes. Return the bytes that were created."},
     {"release_unused", release_unused, METH_O,
      "release_unused(wait, /)\n--\n\nRelease unused memory beyond the release threshold, with what the "
      "streams' caches keep.\n\n`wait`: wait for the device if memory is still in use."},

@@ -103,6 +103,10 @@ vram._native.PoolCore.bring_back$:
     def bring_back(self, most: int, wait: bool = False, /) -> int:
         \doc
 
+vram._native.PoolCore.create_ahead$:
+    def create_ahead(self, spare: int, most: int, /) -> int:
+        \doc
+
 vram._native.PoolCore.release_unused$:
     def release_unused(self, wait: bool, /) -> None:
         \doc

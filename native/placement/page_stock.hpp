@@ -165,6 +165,12 @@ class PageStock {
   Status exchange(Index from, Index to);
   void set_parked(Index page, bool parked) { pages_[page].parked = parked; }
   std::uint64_t host_bytes() const { return host_bytes_; }
+  std::uint64_t spare_bytes(int size) const { return spares_[size].count * kPageSlots[size] * kSlotBytes; }
+  std::uint64_t spare_bytes() const {
+    std::uint64_t bytes = 0;
+    for (int size = 0; size < kPageSizes; ++size) bytes += spare_bytes(size);
+    return bytes;
+  }
   std::uint64_t spilled_bytes() const { return spilled_bytes_; }
 
   std::uint64_t bytes() const { return bytes_; }

@@ -118,11 +118,14 @@ class Pool final : public Allocator {
   bool any_suspended() const override { return state_.suspended_blocks.load(std::memory_order_relaxed) != 0; }
   bool suspended(Address address) const override { return report_.suspended(address); }
 
-  // ---- spilling to host memory (spiller.cpp, spill_tags.cpp)
-  // ----------------------------------------------------------- Returns pages from the host while enough
-  // device memory is free; bounded.
+  // ---- spilling to host memory (spiller.cpp, spill_tags.cpp) ------------------------------------
+  // Returns pages from the host while enough device memory is free; bounded.
   Status bring_back(std::uint64_t most, std::uint64_t* returned, bool wait = false) {
     return spiller_.bring_back(most, returned, wait);
+  }
+  // Creates host pages until so many bytes are spare; bounded.
+  Status create_ahead(std::uint64_t spare, std::uint64_t most, std::uint64_t* created) {
+    return spiller_.create_ahead(spare, most, created);
   }
   // Moves the pages of the allocation that contains the address to the host, or back. A page stays if it
   // cannot move.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <new>
+#include <optional>
 #include <utility>
 
 #include "placement/room.hpp"
@@ -322,6 +323,12 @@ Status Spiller::get_host_page(int size, std::unique_lock<std::mutex>& lock, Inde
   const std::uint64_t bytes = kPageSlots[size] * kSlotBytes;
   if (bytes > config_.spill) return {Code::out_of_memory, 0, "spill"};
   if (Status status = stock().release_spare(config_.spill - bytes, finished_); !status.ok()) return status;
+  return create_host_page(size, lock, out);
+}
+
+// A new host page within the budget, set aside.
+Status Spiller::create_host_page(int size, std::unique_lock<std::mutex>& lock, Index* out) {
+  const std::uint64_t bytes = kPageSlots[size] * kSlotBytes;
   if (stock().host_bytes() + bytes > config_.spill || !stock().has_room_for_page())
     return {Code::out_of_memory, 0, "spill"};
   PageHandle handle = 0;
@@ -336,6 +343,43 @@ Status Spiller::get_host_page(int size, std::unique_lock<std::mutex>& lock, Inde
   }
   *out = stock().add_host(handle, bytes, copies);
   return status;
+}
+
+// The bytes of each size among the pages that would go if so many were needed now.
+Spiller::SpareBytes Spiller::next_sizes(std::uint64_t bytes) const {
+  std::vector<SpillCandidate> next = candidates(0);
+  order_.sort(next);
+  (void)choose(bytes, bytes, next);
+  SpareBytes sizes{};
+  for (const SpillCandidate& each : next) sizes[stock().pages()[each.page].size] += each.bytes;
+  return sizes;
+}
+
+Status Spiller::create_ahead(std::uint64_t spare, std::uint64_t most, std::uint64_t* created) {
+  *created = 0;
+  std::optional<SpareBytes> wanted;
+  for (;;) {
+    if (closed()) return {Code::closed, 0, "spill"};
+    const Turn turn(state_.turn);
+    std::unique_lock<std::mutex> lock;
+    if (!turn.ours()) return {Code::deadlock, 0, "spill"};
+    if (Status status = begin("spill", lock); !status.ok()) return status;
+    if (!wanted) wanted = next_sizes(std::min(spare, config_.spill));
+    const auto lacking = [&](int size) {
+      const std::uint64_t bytes = kPageSlots[size] * kSlotBytes;
+      return stock().spare_bytes(size) + bytes <= (*wanted)[size] && stock().spare_bytes() + bytes <= spare &&
+             *created + bytes <= most && stock().host_bytes() + bytes <= config_.spill;
+    };
+    int size = kPageSizes - 1;
+    while (size >= 0 && !lacking(size)) --size;
+    if (size < 0) return {};
+    Index page = 0;
+    if (Status status = create_host_page(size, lock, &page); !status.ok()) return status;
+    stock().reinstate(page);
+    *created += stock().pages()[page].bytes();
+    log_.note_reserved(streams_[0]);
+    verify();
+  }
 }
 
 // No cache takes the blocks of a page on the host when they are freed, so that no request gets them.

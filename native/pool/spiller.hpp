@@ -18,6 +18,7 @@
 // the end.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <unordered_map>
 
@@ -55,6 +56,10 @@ class Spiller : PoolPart {
   Status park(const Wanted& wanted, std::uint64_t* moved);
   Status unpark(const Wanted& wanted, std::uint64_t* moved);
 
+  // Creates host pages ahead of need until `spare` bytes of them are spare, of the sizes that would go next;
+  // at most `most` bytes. Other operations get their turn between two pages. *created: how many bytes.
+  Status create_ahead(std::uint64_t spare, std::uint64_t most, std::uint64_t* created);
+
   // Called with the bytes that are needed before pages are chosen, with no lock held.
   void before(std::function<void(std::uint64_t)> hook);
   // How tags wish to be treated; called under the mutex.
@@ -78,6 +83,7 @@ class Spiller : PoolPart {
     bool exchanged = false;
   };
   class Swap;
+  using SpareBytes = std::array<std::uint64_t, kPageSizes>;
 
   Status begin(const char* call, std::unique_lock<std::mutex>& lock) const;
   std::vector<SpillCandidate> candidates(Index only) const;
@@ -90,6 +96,8 @@ class Spiller : PoolPart {
                  std::unique_lock<std::mutex>& lock, std::uint64_t* moved);
   Status to_device(const std::vector<Index>& pages, std::unique_lock<std::mutex>& lock, std::uint64_t* moved);
   Status get_host_page(int size, std::unique_lock<std::mutex>& lock, Index* out);
+  Status create_host_page(int size, std::unique_lock<std::mutex>& lock, Index* out);
+  SpareBytes next_sizes(std::uint64_t bytes) const;
   Status get_device_page(int size, StreamNumber stream, Index* out);
   void mark_blocks(Index page);
   void unmark_blocks(Index page);

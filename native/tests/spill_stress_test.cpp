@@ -158,6 +158,7 @@ TEST(contents_survive_on_many_streams_and_threads) {
     std::string why;
     for (std::uint64_t moved = 0; !done; std::this_thread::sleep_for(std::chrono::milliseconds(3))) {
       (void)shared.pool.bring_back(8 * kMiB, &moved);
+      (void)shared.pool.create_ahead(8 * kMiB, 2 * kMiB, &moved);
       CHECK(shared.pool.check(&why));
     }
   });

@@ -203,6 +203,54 @@ TEST(a_block_can_be_spilled_and_fetched_by_hand) {
   CHECK(program.ends());
 }
 
+TEST(host_pages_are_created_ahead_of_need) {
+  Program program;
+  Pool& pool = *program.world.pool;
+  ModelBackend& device = *program.world.device;
+  std::uint64_t created = 1;
+  CHECK(pool.create_ahead(kGiB, kGiB, &created).ok() && created == 0);  // there is nothing that could go
+  for (int i = 0; i < 8; ++i) CHECK(program.get() != 0);
+  CHECK(pool.create_ahead(3 * kBlock, kBlock, &created).ok() && created == kBlock);
+  CHECK(pool.create_ahead(3 * kBlock, kGiB, &created).ok() && created == 2 * kBlock);
+  CHECK(pool.create_ahead(3 * kBlock, kGiB, &created).ok() && created == 0);
+  CHECK(program.world.stats().host == 3 * kBlock && program.world.stats().spilled == 0);
+  const std::uint64_t calls = device.calls("host_page_create");
+  for (int i = 0; i < 3; ++i) CHECK(program.get() != 0);
+  CHECK(program.world.stats().spilled == 3 * kBlock && device.calls("host_page_create") == calls);
+  // What was taken is replaced, and never more than all that can go.
+  CHECK(pool.create_ahead(kGiB, kGiB, &created).ok() && created == kCapacity);
+  CHECK(program.right() && pool.trim(0, true).ok() && program.world.stats().host == 3 * kBlock);
+  CHECK(program.ends());
+}
+
+TEST(host_pages_ahead_stay_within_the_budget) {
+  Program program(spilling(2 * kBlock));
+  Pool& pool = *program.world.pool;
+  for (int i = 0; i < 4; ++i) CHECK(program.get() != 0);
+  std::uint64_t created = 0;
+  CHECK(pool.create_ahead(kGiB, kGiB, &created).ok() && created == 2 * kBlock);
+  // Pages of other sizes take their place if those are needed.
+  std::vector<Address> small;
+  for (int i = 0; i < 4; ++i) small.push_back(program.get(kSlotBytes));
+  for (const Address address : small) CHECK(program.spill(address));
+  CHECK(program.world.stats().spilled == 4 * kSlotBytes && program.world.stats().host <= 2 * kBlock);
+  CHECK(program.right() && program.ends());
+}
+
+TEST(creating_host_pages_ahead_may_fail) {
+  ModelOptions options = stamps();
+  options.host_bytes = 2 * kBlock;
+  Program program(spilling(), options);
+  Pool& pool = *program.world.pool;
+  for (int i = 0; i < 4; ++i) CHECK(program.get() != 0);
+  std::uint64_t created = 0;
+  CHECK(pool.create_ahead(4 * kBlock, kGiB, &created).code == Code::out_of_memory && created == 2 * kBlock);
+  CHECK(program.world.good() && program.world.stats().host == 2 * kBlock);
+  CHECK(program.world.device->fail("host_page_create", 1, {Code::failed, 2, "host_page_create"}));
+  CHECK(!pool.create_ahead(4 * kBlock, kGiB, &created).ok() && created == 0);
+  CHECK(program.right() && program.ends() && pool.create_ahead(kGiB, kGiB, &created).code == Code::closed);
+}
+
 TEST(freed_host_pages_are_not_given_to_requests) {
   Program program;
   const Address a = program.get();
@@ -641,6 +689,7 @@ TEST(random_programs_keep_their_contents) {
       } else if (dice < 90) {
         std::uint64_t returned = 0;
         good = program.world.pool->bring_back(8 * kMiB, &returned).ok();
+        if (dice % 2 == 0) (void)program.world.pool->create_ahead(12 * kMiB, 4 * kMiB, &returned);
       } else if (dice < 93 && address != 0) {
         good = program.world.pool->record_stream(address, stream).ok();
       } else if (dice < 95) {
@@ -860,6 +909,7 @@ TEST(the_child_of_a_fork_has_no_part_in_it) {
     return program.world.pool->spill(a, &moved).code == Code::closed &&
            program.world.pool->prefetch(a, &moved).code == Code::closed &&
            program.world.pool->bring_back(kGiB, &moved).code == Code::closed &&
+           program.world.pool->create_ahead(kGiB, kGiB, &moved).code == Code::closed &&
            program.world.pool->close().ok();
   }));
   CHECK(program.use(a) && program.right() && program.ends());

@@ -575,6 +575,11 @@ class PoolCore:
         Move at most so many bytes back to the device while enough of it is free; with `wait`, after all work queued so far. Return the bytes that moved.
         """
 
+    def create_ahead(self, spare: int, most: int, /) -> int:
+        """
+        Create host memory to spill to until `spare` bytes are unused, but at most `most` bytes. Return the bytes that were created.
+        """
+
     def release_unused(self, wait: bool, /) -> None:
         """
         Release unused memory beyond the release threshold, with what the streams' caches keep.

@@ -127,6 +127,7 @@ ARGUMENTS: dict[str, Arguments] = {
     "park_blocks": lambda world: (None,),
     "unpark_blocks": lambda world: (None,),
     "bring_back": lambda world: (MIB,),
+    "create_ahead": lambda world: (MIB, MIB),
     "trim_to": lambda world: (0, False),
     "warmup": lambda world: ({4 * KIB: 2},),
     "attribute": lambda world: ("release_threshold",),

@@ -22,10 +22,11 @@ RACE = """
         world = World(Path({folder!r}) / f"{{kind}}{{round}}", monitor=kind == "Monitor")
         if kind == "Arena":
             world.arena.adopt()
+        listed = [*calls(world, kind).items()]
         start, wrong = threading.Barrier(4), []
 
         def use(seed):
-            every = [*calls(world, kind).items()]
+            every = listed.copy()
             random.Random(seed).shuffle(every)
             start.wait()
             for name, call in every * 2:

@@ -254,6 +254,64 @@ def test_what_returned_too_early_returns_later_next_time(pool: Pool) -> None:
     del kept
 
 
+def test_host_memory_is_created_ahead_of_need(pool: Pool) -> None:
+    buffers = [pool.allocate(BLOCK) for _ in range(3)]
+    spill._tick()
+    assert pool.stats()["spill.host_bytes"] == 0  # less than half of the device is in use
+    buffers += [pool.allocate(BLOCK) for _ in range(2)]
+    spill._tick()
+    ahead = pool.stats()["spill.host_bytes"]
+    assert ahead == 32 * MIB // spill.AHEAD_SHARE
+    spill._tick()
+    assert pool.stats()["spill.host_bytes"] == ahead
+    created = pool.device.backend.calls("host_page_create")
+    buffers += [pool.allocate(BLOCK) for _ in range(5)]
+    assert pool.stats().spilled == ahead
+    assert pool.device.backend.calls("host_page_create") == created
+    spill._tick()
+    assert pool.stats()["spill.host_bytes"] == 2 * ahead  # for the next time
+
+
+def test_host_memory_that_was_released_is_not_created_until_it_was_needed(pool: Pool) -> None:
+    buffers = [pool.allocate(BLOCK) for _ in range(6)]
+    spill._tick()
+    pool.trim()
+    for _ in range(3):
+        spill._tick()
+    assert pool.stats()["spill.host_bytes"] == 0
+    buffers.append(pool.allocate(BLOCK))
+    buffers[0].spill()
+    spill._tick()
+    assert pool.stats()["spill.host_bytes"] == BLOCK + 32 * MIB // spill.AHEAD_SHARE
+
+
+def test_host_memory_ahead_of_need_is_a_share_of_what_there_is(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def created(free: int, **options: Any) -> int:
+        monkeypatch.setattr(spill, "free_host_memory", lambda: free)
+        with Pool(device, **options) as pool:
+            buffers = [pool.allocate(BLOCK) for _ in range(3)]
+            spill._tick()
+            del buffers
+            return int(pool.stats()["spill.host_bytes"])
+
+    assert created(1 << 40, limit="20MiB", spill="64MiB") == 4 * MIB
+    assert created(1 << 40, limit="20MiB", spill="8MiB") == 2 * MIB
+    assert created(8 * MIB, limit="20MiB", spill="64MiB") == 2 * MIB
+    assert created(1 << 40, limit="28MiB", spill="64MiB") == 0
+
+
+def test_host_memory_ahead_of_need_may_be_lacking(pool: Pool) -> None:
+    buffers = [pool.allocate(BLOCK) for _ in range(6)]
+    pool.device.backend.fail("host_page_create", nth=2, code="out_of_memory")
+    for _ in range(3):
+        spill._tick()
+    assert pool.device.backend.calls("host_page_create") == 2  # it is not tried again and again
+    buffers += [pool.allocate(BLOCK) for _ in range(6)]  # nothing else is affected
+    assert pool.stats().spilled
+
+
 def test_trim_releases_host_memory_that_is_not_in_use(pool: Pool) -> None:
     buffer = pool.allocate(BLOCK)
     buffer.spill()

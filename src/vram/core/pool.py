@@ -31,7 +31,7 @@ from vram.core.observer import closing, failures, register, resuming, suspending
 from vram.core.oom import explain_out_of_memory
 from vram.core.release import follow_threshold
 from vram.core.snapshot import Leak, Mark, Snapshot, Stack, leaks_of, mark_of
-from vram.core.spill import SavedTensors, Spilled, before_spill, spillable, spilled_of, steer
+from vram.core.spill import SavedTensors, Spilled, before_spill, look_after, spillable, spilled_of, steer
 from vram.core.stats import Raw, Stats, Uncounted, counts_of
 from vram.core.tags import current_tag
 from vram.errors import ConfigError, DeviceError, OutOfMemory
@@ -418,6 +418,7 @@ class Pool(Closing, _native.PoolCore):
                     before_spill(pool, needed)
 
             self.set_spill_callback(tell)
+            look_after(self)
 
     def _reserved(self) -> int:
         return int(self.raw_stats()["reserved"]["current"])

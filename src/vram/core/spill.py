@@ -1,4 +1,6 @@
-"""What Python adds to spilling: wishes of tags, the line in the log, and bringing memory back once a second.
+"""What Python adds to spilling: wishes of tags, the line in the log, and what is done once a second.
+
+Once a second, memory returns that has room on the device again, and host memory is created ahead of need.
 
 The native pool decides what moves, and moves it.
 """
@@ -13,17 +15,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from vram.config import free_host_memory
 from vram.core.locks import new_lock
 from vram.core.observer import End
 from vram.core.tags import spill_wishes
 from vram.core.ticker import every_second
-from vram.errors import VramError
+from vram.errors import OutOfMemory, VramError
 from vram.sizes import format_size
 
 __all__ = [
     "SavedTensors",
     "Spilled",
     "before_spill",
+    "look_after",
     "on_shortage",
     "postpone_return",
     "spillable",
@@ -35,37 +39,74 @@ MOST_RETURNED: Final = 1 << 30
 """Bytes that return at a time: about 20 ms during which streams are held."""
 MOST_PATIENCE: Final = 64
 """Seconds without a spill after which memory returns, at most."""
+AHEAD_FROM: Final = 2
+"""Host memory is created ahead of need when one in this many bytes that the pool may have is reserved: a step
+rarely needs more than twice as much as the steps before it."""
+AHEAD_SHARE: Final = 4
+"""… one in this many bytes of the option, of the device memory it may have, and of free host memory."""
+MOST_AHEAD: Final = 2 << 30
+"""Bytes created at a time: about 0.4 s, during which other calls that map memory wait longer."""
 BUS_SPEED: Final = "about 50 GB/s on a PCIe 5 bus"
 
 _log = logging.getLogger("vram")
-_spilling: dict[int, _Following] = {}
-"""The pools that have spilled."""
+_followed: dict[int, _Following] = {}
+"""The pools that may spill."""
 _shortage: list[Callable[[Any, int], None]] = []
 _lock = new_lock()
-_end: End | None = None  # guarded by the lock; None: no pool has spilled
+_end: End | None = None  # guarded by the lock; None: there was no such pool
 
 
 @dataclass(slots=True)
 class _Following:
-    """Brings the memory of one pool back when it was not short of memory for a while."""
+    """Creates host memory for one pool ahead of need, and brings its memory back when there is room."""
 
     pool: weakref.ref[Any]
-    spills: int = -1  # when it was looked at last
+    told: bool = False  # the log says that memory moves
+    ahead: int = 0  # bytes of host memory created since the last spill
+    spills: int = 0  # when it was looked at last
     calm: int = 0  # seconds without a spill; negative: postponed
     patience: int = 1  # seconds without a spill after which memory returns
     returned: bool = False  # since the last spill
 
     def look(self, pool: Any) -> None:
-        """Called once a second. What returned too early, and had to move again, returns later next time."""
-        spills = pool.raw_stats()["spill"]["spills"]
-        if spills != self.spills:
+        """Called once a second."""
+        raw = pool.raw_stats()
+        spilled_since = raw["spill"]["spills"] != self.spills
+        self.spills = raw["spill"]["spills"]
+        if self.spills > 0:
+            self._bring_back(pool, spilled_since)
+        if spilled_since:
+            self.ahead = 0
+        self._create_ahead(pool, raw)
+
+    def _bring_back(self, pool: Any, spilled_since: bool) -> None:
+        """What returned too early, and had to move again, returns later next time."""
+        if spilled_since:
             if self.returned:
                 self.patience = min(2 * self.patience, MOST_PATIENCE)
-            self.spills, self.calm, self.returned = spills, min(self.calm, 0), False
+            self.calm, self.returned = min(self.calm, 0), False
             return
         self.calm += 1
         if self.calm >= self.patience:
             self.returned |= pool.bring_back(MOST_RETURNED) > 0
+
+    def _create_ahead(self, pool: Any, raw: dict[str, Any]) -> None:
+        """What was created and released again, for example by `trim()`, is created only after a spill."""
+        config = pool.config()
+        reserved = raw["reserved"]["current"]
+        if not config["spill"] or AHEAD_FROM * reserved < config["limit"]:
+            return
+        usable = min(config["limit"] or pool.device.total_memory, reserved + pool.device.free_memory)
+        if AHEAD_FROM * reserved < usable:
+            return
+        spare = min(config["spill"], usable, free_host_memory() + raw["host"] - raw["spilled"]) // AHEAD_SHARE
+        most = min(MOST_AHEAD, spare - self.ahead)
+        if most <= 0:
+            return
+        try:
+            self.ahead += pool.create_ahead(spare, most)
+        except OutOfMemory:
+            self.ahead = spare
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +162,7 @@ def on_shortage(callback: Callable[[Any, int], None]) -> None:
 
 def postpone_return(pool: Any) -> None:
     """Bring nothing back for a while: a framework does so itself, when it knows that there is room."""
-    following = _spilling.get(id(pool))
+    following = _followed.get(id(pool))
     if following is not None:
         following.calm = -MOST_PATIENCE
 
@@ -138,8 +179,11 @@ def before_spill(pool: Any, needed: int) -> None:
     for callback in tuple(_shortage):
         callback(pool, needed)
     steer(pool)
-    if not _follow(pool):
+    look_after(pool)
+    following = _followed[id(pool)]
+    if following.told:
         return
+    following.told = True
     raw = pool.raw_stats()
     _log.warning(
         "%s is full (%s reserved, %s more needed): cold memory moves to host memory from now on, up to %s. "
@@ -153,21 +197,19 @@ def before_spill(pool: Any, needed: int) -> None:
     )
 
 
-def _follow(pool: Any) -> bool:
-    """Bring the pool's memory back from now on. False: it was followed already."""
+def look_after(pool: Any) -> None:
+    """Look after a pool that may spill, once a second."""
     global _end
     number = id(pool)
-    if number in _spilling:
-        return False
-    _spilling[number] = _Following(weakref.ref(pool, lambda _: _spilling.pop(number, None)))
+    if number not in _followed:
+        _followed[number] = _Following(weakref.ref(pool, lambda _: _followed.pop(number, None)))
     with _lock:
         if _end is None:
             _end = every_second(_tick)
-    return True
 
 
 def _tick() -> None:
-    for following in tuple(_spilling.values()):
+    for following in tuple(_followed.values()):
         pool = following.pool()
         if pool is None or pool.closed:
             continue
@@ -178,7 +220,7 @@ def _tick() -> None:
 
 def _after_fork_in_child() -> None:
     global _end
-    _spilling.clear()
+    _followed.clear()
     _end = None
 
 
