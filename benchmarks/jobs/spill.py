@@ -9,10 +9,11 @@ no limit; its peak is what the job needs, and its losses are the reference. Algo
 losses must be equal bit for bit. *Bound* is the step without a limit, and the time to move the missing memory
 to the host and back at 55 GB/s; *of bound* compares what the step took beyond that step with 1.5 times the
 latter. *Traffic* is what went over the bus in the whole job: pages and saved tensors that were copied, and
-what was in host memory at the end of each step, which the step is assumed to read once. *Predicted* is what a
-replay of the first run says. Both can be compared on a null GPU as well (`vram run --null-gpu h200`); times
-have no meaning there. `--peer` also runs `torch.autograd.graph.save_on_cpu(pin_memory=True)` over PyTorch's
-own allocator, with all and with 90 % of the memory.
+what is assumed to be read in place: what was in host memory at the end of each step, once, and what was freed
+there, once. *Predicted* is what a replay of the first run says. Both can be compared on a null GPU as well
+(`vram run --null-gpu h200`); times have no meaning there. `--peer` also runs
+`torch.autograd.graph.save_on_cpu(pin_memory=True)` over PyTorch's own allocator, with all and with 90 % of
+the memory.
 """
 
 from __future__ import annotations
@@ -183,9 +184,14 @@ def row_of(reference: dict[str, Any], result: dict[str, Any], limit: int, share:
         "of_bound": more / (1.5 * bound) if bound else None,
         "ratio": statistics.median(ours / theirs for ours, theirs in pairs),
         "moved": (moved[-1] - moved[WARM_STEPS - 1]) // (len(moved) - WARM_STEPS) if moved else None,
-        "traffic": moved[-1] + sum(result["there"]) if moved else None,
+        "traffic": moved[-1] + sum(result["there"]) + freed(result["spill"]) if moved else None,
         "reserved": result["reserved"],
     }
+
+
+def freed(spill: dict[str, int]) -> int:
+    """Return the bytes of pages that were freed in host memory."""
+    return spill["spill.moved_out_bytes"] - spill["spill.moved_back_bytes"] - spill["spill.bytes"]
 
 
 def predicted(recording: Path, limit: int, spill: str) -> int | None:
