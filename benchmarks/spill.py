@@ -1,7 +1,8 @@
 """Measure the speed of spilling: moving memory to the host and back, and using it there.
 
 The reference is one copy between the device and pinned memory, in the same run. Then a buffer is spilled and
-prefetched, the first time (which creates host pages) and afterwards, and filled on both sides.
+prefetched, the first time (which creates host pages) and afterwards, and filled on both sides. What the
+option costs while nothing spills is measured in turns: a pool with it, and one without it.
 
     python benchmarks/spill.py --device cuda:0 --size 1GiB
 """
@@ -21,6 +22,9 @@ from vram.cli.console import read_size
 from vram.sizes import format_size
 
 ROUNDS = 5
+PAIR_ROUNDS = 51
+PAIRS = 10_000
+PAIR_BYTES = 256 << 10
 
 
 def median_ns(work: Callable[[], object], between: Callable[[], object] = lambda: None) -> float:
@@ -68,6 +72,26 @@ def rows_of(device: vram.Device, size: int) -> list[dict[str, object]]:
     ]
 
 
+def pair_rows(device: vram.Device, size: int) -> list[dict[str, object]]:
+    """Return the time of an allocate and a free that the cache serves, without spill and with it."""
+    times: dict[str, list[float]] = {"without spill": [], "with spill": []}
+    with vram.Pool(device) as plain, vram.Pool(device, spill=2 * size) as spilling:
+        for _ in range(PAIR_ROUNDS):
+            for found, pool in zip(times.values(), (plain, spilling), strict=True):
+                found.append(elapsed_ns(lambda pool=pool: _make_pairs(pool)) / PAIRS)
+    ratios = [ours / theirs for theirs, ours in zip(*times.values(), strict=True)]
+    return [
+        {"what": what, "ns": statistics.median(found), "ratio": ratio}
+        for (what, found), ratio in zip(times.items(), (1.0, statistics.median(ratios)), strict=True)
+    ]
+
+
+def _make_pairs(pool: vram.Pool) -> None:
+    malloc, free = pool.malloc, pool.free
+    for _ in range(PAIRS):
+        free(malloc(PAIR_BYTES))
+
+
 def run(device: str | None, *, quick: bool, size: int | None) -> Report:
     place = vram.Device(device)
     total = size or (64 << 20 if quick else 1 << 30)
@@ -76,7 +100,16 @@ def run(device: str | None, *, quick: bool, size: int | None) -> Report:
         Column("ms", "time, ms", "ms"),
         Column("speed", "speed"),
     ]
-    return Report.of("spill", place, [Table(format_size(total), columns, rows_of(place, total))], quick=quick)
+    pair_columns = [
+        Column("what", "pool"),
+        Column("ns", "pair, ns", "ns"),
+        Column("ratio", "ratio", "exact ratio"),
+    ]
+    tables = [
+        Table(format_size(total), columns, rows_of(place, total)),
+        Table(f"Allocate and free {format_size(PAIR_BYTES)}", pair_columns, pair_rows(place, total)),
+    ]
+    return Report.of("spill", place, tables, quick=quick)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import multiprocessing
 import os
 import runpy
 import statistics
@@ -28,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -241,6 +243,7 @@ def main() -> None:
 def compare(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """Run each job without a limit and with less memory; recordings go into the folder."""
     rows, results = [], {}
+    to_predict: list[tuple[dict[str, Any], Path, int, str]] = []
     for name in arguments.jobs or JOBS:
         recording = folder / f"{name}.vtrace"
         reference = run(name, "vram", recording=str(recording))
@@ -257,13 +260,18 @@ def compare(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]
             result = run(name, how, limit, spill)
             row = {"job": name, **row_of(reference, result, limit, share)}
             if how == "vram" and limit:
-                row["predicted"] = predicted(recording, limit, spill)
+                to_predict.append((row, recording, limit, spill))
             rows.append(row)
             results[f"{name} {share}"] = {**result, "limit": limit}
             print(row, flush=True)
         results[name] = reference
         if arguments.json:
             arguments.json.write_text(json.dumps(results))
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as executor:
+        found = executor.map(predicted, *zip(*(rest for _, *rest in to_predict), strict=True))
+        for (row, *_), traffic in zip(to_predict, found, strict=True):
+            row["predicted"] = traffic
+            print(row["job"], row["share"], traffic, flush=True)
     return rows
 
 

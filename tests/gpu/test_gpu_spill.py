@@ -23,6 +23,8 @@ MakePool = Callable[..., Pool]
 THREADS = 8
 OPERATIONS = int(os.environ.get("VRAM_GPU_SPILL_OPERATIONS", "20000"))
 """Of all threads together, in the test with random operations."""
+SECONDS = float(os.environ.get("VRAM_GPU_SPILL_SECONDS", "100"))
+"""After so long, this test ends. It prints how many operations it made."""
 
 
 @pytest.fixture(autouse=True)
@@ -127,11 +129,14 @@ def test_random_work_of_many_threads(device: Device, work: Work, make_pool: Make
     pool = make_pool(limit="2GiB", spill="4GiB")
     share = 4 * GIB // THREADS
     failures: list[Exception] = []
+    made = [0] * THREADS
+    end = time.monotonic() + SECONDS
 
     def run(number: int) -> None:
         chance, stream, live = random.Random(number), Stream(device), dict[Any, int]()
         used = 0
-        for _ in range(OPERATIONS // THREADS):
+        while made[number] < OPERATIONS // THREADS and time.monotonic() < end:
+            made[number] += 1
             size = int(2 ** chance.uniform(12, 26)) // 512 * 512
             what = chance.random()
             if (what < 0.35 or not live) and used + size <= share:
@@ -172,10 +177,12 @@ def test_random_work_of_many_threads(device: Device, work: Work, make_pool: Make
     for thread in threads:
         thread.join()
     device.synchronize()
+    stats = pool.stats()
+    print(f"{sum(made)} operations:", {key: stats[key] for key in stats if key.startswith("spill.")})
     assert not failures, failures
     assert work.take_counts()[0] == 0
-    stats = pool.stats()
     assert stats["spill.count"] > 0 and stats.allocated == 0
+    assert min(made) > 100
 
 
 def test_legacy_and_thread_default_streams_are_held(device: Device, work: Work, make_pool: MakePool) -> None:
