@@ -800,6 +800,23 @@ PyObject* create_ahead(PyObject* object, PyObject* arguments) {
   return PyLong_FromUnsignedLongLong(created);
 }
 
+// take_host_bytes(bytes): returns whether there was so much.
+PyObject* take_host_bytes(PyObject* object, PyObject* argument) {
+  std::uint64_t bytes = 0;
+  if (!whole_from(argument, "bytes", kAny, &bytes)) return nullptr;
+  const std::shared_ptr<Pool> pool = own_pool(object);
+  if (pool == nullptr) Py_RETURN_FALSE;
+  const Status status = waiting([&] { return pool->take_host_bytes(bytes); });
+  if (!status.ok() && status.code != Code::out_of_memory) return raise(status, "take host memory");
+  return PyBool_FromLong(status.ok());
+}
+PyObject* give_host_bytes(PyObject* object, PyObject* argument) {
+  std::uint64_t bytes = 0;
+  if (!whole_from(argument, "bytes", kAny, &bytes)) return nullptr;
+  if (const std::shared_ptr<Pool> pool = own_pool(object)) pool->give_host_bytes(bytes);
+  Py_RETURN_NONE;
+}
+
 // ---- configuration
 // ----------------------------------------------------------------------------------------------
 
@@ -1368,8 +1385,14 @@ PyMethodDef methods[] = {
      "it "
      "is free; with `wait`, after all work queued so far. Return the bytes that moved."},
     {"create_ahead", create_ahead, METH_VARARGS,
-     "create_ahead(spare, most, /)\n--\n\nCreate host memory to spill to until `spare` bytes are unused, but at "
+     "create_ahead(spare, most, /)\n--\n\nCreate host memory to spill to until `spare` bytes are unused, but "
+     "at "
      "most `most` bytes. Return the bytes that were created."},
+    {"take_host_bytes", take_host_bytes, METH_O,
+     "take_host_bytes(bytes, /)\n--\n\nTake a part of the option `spill` for other copies in host memory. "
+     "Return whether there was so much."},
+    {"give_host_bytes", give_host_bytes, METH_O,
+     "give_host_bytes(bytes, /)\n--\n\nReturn what `take_host_bytes` took."},
     {"release_unused", release_unused, METH_O,
      "release_unused(wait, /)\n--\n\nRelease unused memory beyond the release threshold, with what the "
      "streams' caches keep.\n\n`wait`: wait for the device if memory is still in use."},

@@ -107,6 +107,14 @@ vram._native.PoolCore.create_ahead$:
     def create_ahead(self, spare: int, most: int, /) -> int:
         \doc
 
+vram._native.PoolCore.take_host_bytes$:
+    def take_host_bytes(self, bytes: int, /) -> bool:
+        \doc
+
+vram._native.PoolCore.give_host_bytes$:
+    def give_host_bytes(self, bytes: int, /) -> None:
+        \doc
+
 vram._native.PoolCore.release_unused$:
     def release_unused(self, wait: bool, /) -> None:
         \doc

@@ -127,6 +127,9 @@ class Pool final : public Allocator {
   Status create_ahead(std::uint64_t spare, std::uint64_t most, std::uint64_t* created) {
     return spiller_.create_ahead(spare, most, created);
   }
+  // Host memory of the option `spill` for copies that others make.
+  Status take_host_bytes(std::uint64_t bytes) { return spiller_.take_host_bytes(bytes); }
+  void give_host_bytes(std::uint64_t bytes) { spiller_.give_host_bytes(bytes); }
   // Moves the pages of the allocation that contains the address to the host, or back. A page stays if it
   // cannot move.
   Status spill(Address address, std::uint64_t* moved) { return spiller_.spill(address, moved); }

@@ -321,23 +321,24 @@ Status Spiller::spilled(Address address, std::uint64_t* bytes) const {
 Status Spiller::get_host_page(int size, std::unique_lock<std::mutex>& lock, Index* out) {
   if (Status status = stock().take_spare(size, finished_, out); !status.ok() || *out != 0) return status;
   const std::uint64_t bytes = kPageSlots[size] * kSlotBytes;
-  if (bytes > config_.spill) return {Code::out_of_memory, 0, "spill"};
-  if (Status status = stock().release_spare(config_.spill - bytes, finished_); !status.ok()) return status;
+  const std::uint64_t most = budget();
+  if (bytes > most) return {Code::out_of_memory, 0, "spill"};
+  if (Status status = stock().release_spare(most - bytes, finished_); !status.ok()) return status;
   return create_host_page(size, lock, out);
 }
 
 // A new host page within the budget, set aside.
 Status Spiller::create_host_page(int size, std::unique_lock<std::mutex>& lock, Index* out) {
   const std::uint64_t bytes = kPageSlots[size] * kSlotBytes;
-  if (stock().host_bytes() + bytes > config_.spill || !stock().has_room_for_page())
-    return {Code::out_of_memory, 0, "spill"};
+  const auto fits = [&] { return stock().host_bytes() + bytes <= budget() && stock().has_room_for_page(); };
+  if (!fits()) return {Code::out_of_memory, 0, "spill"};
   PageHandle handle = 0;
   Address copies = 0;
   lock.unlock();
   Status status = backend_->host_page_create(bytes, &handle, &copies);
   lock.lock();
   if (!status.ok()) return status;
-  if (!stock().has_room_for_page()) {
+  if (!fits()) {
     (void)backend_->host_page_release(handle, bytes, copies);
     return {Code::out_of_memory, 0, "spill"};
   }
@@ -364,11 +365,11 @@ Status Spiller::create_ahead(std::uint64_t spare, std::uint64_t most, std::uint6
     std::unique_lock<std::mutex> lock;
     if (!turn.ours()) return {Code::deadlock, 0, "spill"};
     if (Status status = begin("spill", lock); !status.ok()) return status;
-    if (!wanted) wanted = next_sizes(std::min(spare, config_.spill));
+    if (!wanted) wanted = next_sizes(std::min(spare, budget()));
     const auto lacking = [&](int size) {
       const std::uint64_t bytes = kPageSlots[size] * kSlotBytes;
       return stock().spare_bytes(size) + bytes <= (*wanted)[size] && stock().spare_bytes() + bytes <= spare &&
-             *created + bytes <= most && stock().host_bytes() + bytes <= config_.spill;
+             *created + bytes <= most && stock().host_bytes() + bytes <= budget();
     };
     int size = kPageSizes - 1;
     while (size >= 0 && !lacking(size)) --size;
@@ -380,6 +381,19 @@ Status Spiller::create_ahead(std::uint64_t spare, std::uint64_t most, std::uint6
     log_.note_reserved(streams_[0]);
     verify();
   }
+}
+
+Status Spiller::take_host_bytes(std::uint64_t bytes) {
+  std::unique_lock<std::mutex> lock;
+  if (Status status = begin("spill", lock); !status.ok()) return status;
+  const std::uint64_t most = budget();
+  if (bytes > most) return {Code::out_of_memory, 0, "spill"};
+  if (Status status = stock().release_spare(most - bytes, finished_); !status.ok()) return status;
+  verify();
+  if (stock().host_bytes() > most - bytes) return {Code::out_of_memory, 0, "spill"};
+  taken_.fetch_add(bytes, std::memory_order_relaxed);
+  log_.note_reserved(streams_[0]);
+  return {};
 }
 
 // No cache takes the blocks of a page on the host when they are freed, so that no request gets them.
@@ -447,7 +461,7 @@ Status Spiller::to_host(const std::vector<SpillCandidate>& victims, const Stream
 // large for the host memory that is left. Returns how many of them have `bytes`; 0: all of them have less.
 std::size_t Spiller::choose(std::uint64_t bytes, std::uint64_t wished,
                             std::vector<SpillCandidate>& candidates) const {
-  std::uint64_t left = config_.spill - std::min(config_.spill, stock().spilled_bytes());
+  std::uint64_t left = budget() - std::min(budget(), stock().spilled_bytes());
   std::uint64_t sum = 0;
   std::size_t count = 0;
   std::size_t enough = 0;

@@ -18,7 +18,9 @@
 // the end.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <unordered_map>
 
@@ -60,6 +62,11 @@ class Spiller : PoolPart {
   // at most `most` bytes. Other operations get their turn between two pages. *created: how many bytes.
   Status create_ahead(std::uint64_t spare, std::uint64_t most, std::uint64_t* created);
 
+  // Host memory of the budget for somebody else's copies of device memory. Spare pages make room for it.
+  // out_of_memory: there is not so much left.
+  Status take_host_bytes(std::uint64_t bytes);
+  void give_host_bytes(std::uint64_t bytes) { taken_.fetch_sub(bytes, std::memory_order_relaxed); }
+
   // Called with the bytes that are needed before pages are chosen, with no lock held.
   void before(std::function<void(std::uint64_t)> hook);
   // How tags wish to be treated; called under the mutex.
@@ -86,6 +93,10 @@ class Spiller : PoolPart {
   using SpareBytes = std::array<std::uint64_t, kPageSizes>;
 
   Status begin(const char* call, std::unique_lock<std::mutex>& lock) const;
+  // The most bytes of host pages.
+  std::uint64_t budget() const {
+    return config_.spill - std::min(config_.spill, taken_.load(std::memory_order_relaxed));
+  }
   std::vector<SpillCandidate> candidates(Index only) const;
   bool stays(Index block) const;
   SpillWish wish_of(Index block) const;
@@ -117,6 +128,7 @@ class Spiller : PoolPart {
   SpillPolicy policy_;  // instead of the order
   std::function<void(std::uint64_t)> before_;
   SpillCounts counts_;
+  std::atomic<std::uint64_t> taken_{0};
 };
 
 }  // namespace vram

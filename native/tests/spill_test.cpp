@@ -237,6 +237,28 @@ TEST(host_pages_ahead_stay_within_the_budget) {
   CHECK(program.right() && program.ends());
 }
 
+TEST(others_have_a_part_of_the_budget) {
+  Program program(spilling(3 * kBlock));
+  Pool& pool = *program.world.pool;
+  for (int i = 0; i < 8; ++i) CHECK(program.get() != 0);
+  std::uint64_t created = 0;
+  CHECK(pool.create_ahead(3 * kBlock, kGiB, &created).ok() && created == 3 * kBlock);
+  CHECK(pool.take_host_bytes(3 * kBlock + 1).code == Code::out_of_memory);
+  CHECK(pool.take_host_bytes(kBlock + 1).ok());  // spare pages make room
+  CHECK(program.world.stats().host < 2 * kBlock);
+  CHECK(pool.take_host_bytes(kBlock).ok() && program.world.stats().host < kBlock);
+  CHECK(program.get() == 0);  // what is left is too little for a page
+  pool.give_host_bytes(kBlock + 1);
+  CHECK(program.get() != 0 && program.get() != 0 && program.world.stats().spilled == 2 * kBlock);
+  CHECK(pool.take_host_bytes(1).code == Code::out_of_memory && program.get() == 0);
+  CHECK(pool.create_ahead(kGiB, kGiB, &created).ok() && created == 0);
+  pool.give_host_bytes(kBlock);
+  CHECK(pool.take_host_bytes(kBlock).ok());
+  pool.give_host_bytes(kBlock);
+  CHECK(program.get() != 0 && program.right() && program.ends());
+  CHECK(pool.take_host_bytes(1).code == Code::closed);
+}
+
 TEST(creating_host_pages_ahead_may_fail) {
   ModelOptions options = stamps();
   options.host_bytes = 2 * kBlock;

@@ -580,6 +580,14 @@ class PoolCore:
         Create host memory to spill to until `spare` bytes are unused, but at most `most` bytes. Return the bytes that were created.
         """
 
+    def take_host_bytes(self, bytes: int, /) -> bool:
+        """
+        Take a part of the option `spill` for other copies in host memory. Return whether there was so much.
+        """
+
+    def give_host_bytes(self, bytes: int, /) -> None:
+        """Return what `take_host_bytes` took."""
+
     def release_unused(self, wait: bool, /) -> None:
         """
         Release unused memory beyond the release threshold, with what the streams' caches keep.

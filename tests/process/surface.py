@@ -128,6 +128,8 @@ ARGUMENTS: dict[str, Arguments] = {
     "unpark_blocks": lambda world: (None,),
     "bring_back": lambda world: (MIB,),
     "create_ahead": lambda world: (MIB, MIB),
+    "take_host_bytes": lambda world: (0,),
+    "give_host_bytes": lambda world: (0,),
     "trim_to": lambda world: (0, False),
     "warmup": lambda world: ({4 * KIB: 2},),
     "attribute": lambda world: ("release_threshold",),
