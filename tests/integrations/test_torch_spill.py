@@ -537,3 +537,43 @@ def test_pages_that_a_step_lacks_in_any_case_do_not_return() -> None:
     )
     assert there > 0
     assert out + back < there
+
+
+def test_tensors_are_saved_as_usual_if_nothing_had_to_leave_for_a_while() -> None:
+    (found,) = told(
+        MODEL.replace("def step():", "def step(rows):").replace("randn(8192,", "randn(rows,"),
+        """
+        found = []
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks
+        layers[3].register_forward_hook(lambda *_: found.append(hooks(False) is not None))
+        for rows in [8192] * 4 + [512] * 14 + [8192] * 2:
+            step(rows)
+        print(json.dumps([found]))
+        """,
+        **SHORT,
+    )
+    assert found[1:6] == [True] * 5
+    assert found[17:] == [False, False, True]
+
+
+def test_pages_and_saved_tensors_share_the_host_memory() -> None:
+    host, most, saved = told(
+        MODEL.replace('spill="8GiB"', 'spill="720MiB"'),
+        """
+        host = []
+
+        def look(*_):
+            stats = pool.stats()
+            host.append(stats["spill.host_bytes"] + stats["spill.saved_bytes"])
+
+        for layer in layers:
+            layer.register_forward_hook(look)
+            layer.register_full_backward_hook(look)
+        for _ in range(12):
+            step()
+        print(json.dumps([max(host), 720 << 20, pool.stats()["spill.saved_out_bytes"]]))
+        """,
+        **SHORT,
+    )
+    assert 500 << 20 < host <= most
+    assert saved > 0

@@ -6,7 +6,8 @@ takes the same decisions for a recorded program.
 A step saves tensors in its forward pass, and uses them in reverse order in its backward pass. As much leaves
 as recent steps lacked at their peaks, the earliest first. It returns before it is used, as soon as there is
 room until then. Pages that had moved to the host return when a step begins, if saved tensors can make room
-for them.
+for them. If none of this happens for a while, the policy is idle, and tensors are saved as without it, until
+pages have to move again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from vram.config import KEPT_FREE
 
-__all__ = ["LEAST_BYTES", "Entry", "Look", "Memory", "SavedPolicy"]
+__all__ = ["LEAST_BYTES", "MOST_PATIENCE", "RECENT_STEPS", "Entry", "Look", "Memory", "SavedPolicy"]
 
 LEAST_BYTES: Final = 1 << 20
 """Smaller tensors stay on the device."""
@@ -31,7 +32,7 @@ READ_BYTES: Final = 32 << 20
 PARTS: Final = 16
 """The saved tensors of a step are divided into so many parts, to follow the backward pass."""
 MOST_PATIENCE: Final = 64
-"""Steps after which pages return, at most."""
+"""Steps after which pages return, or the policy is idle, at most."""
 
 
 class Look(NamedTuple):
@@ -45,12 +46,8 @@ class Look(NamedTuple):
 class Memory(Protocol):
     """The memory of one device, as the policy sees it."""
 
-    @property
-    def saved_bytes(self) -> int:
-        """Bytes of saved tensors that are in host memory now."""
-
-    def begin_step(self) -> tuple[int, int]:
-        """Return the bytes that a step may use, and that saved tensors may have in host memory.
+    def begin_step(self) -> int:
+        """Return the bytes that a step may use.
 
         Pages return only by `bring_back` until the next step begins.
         """
@@ -94,24 +91,28 @@ class SavedPolicy(Generic[Kind]):
     """Decides for the saved tensors of one device. The caller holds a lock.
 
     For each tensor: `begin_step` if it is the first one of a step, then `save` or `pass_over`, and
-    `let_leave`. `use` when the backward pass needs one.
+    `let_leave`. `use` when the backward pass needs one. Nothing of this while it is idle.
     """
 
-    def __init__(self, memory: Memory) -> None:
-        """Nothing is known of the program yet."""
+    def __init__(self, memory: Memory, *, whole: bool = False) -> None:
+        """Nothing is known of the program yet. `whole`: the first step will be seen from its beginning."""
         self.ahead = 0
         """Bytes that have returned and are not used yet."""
+        self.idle = False
+        """Whether tensors need not be looked at, until pages have to move again."""
         self._memory = memory
         self._here: deque[Callable[[], Kind | None]] = deque()  # on the device, the earliest first
         self._away: list[Callable[[], Kind | None]] = []  # on the host, the earliest first
         self._steps = _Steps()
+        self._whole = whole
         self._pages = _Pages()
         self._step: _Step | None = None  # that was begun last
         self._due = 0  # bytes that leave as soon as they are saved
         self._capacity = 0  # bytes that the program could have when the step began
-        self._host_bytes = 0  # … and that tensors may have on the host
         self._slack = 0  # bytes that were lacking in spite of what recent steps needed
         self._was_short = False  # in this step
+        self._calm = 0  # steps since tensors left, or pages moved or were to return
+        self._patience = RECENT_STEPS  # … after which it is idle
         self._seen = 0  # bytes in use at the last look
         self._lacking = 0  # … and how much was lacking; negative: there was room
         self._unread = 0  # bytes saved since
@@ -134,25 +135,37 @@ class SavedPolicy(Generic[Kind]):
             self._slack += needed
             self._was_short = True
 
+    def wake(self, *, whole: bool) -> None:
+        """Look at tensors again. `whole`: the next step will be seen from its beginning."""
+        self.idle, self._whole = False, whole
+        self._patience = min(2 * self._patience, MOST_PATIENCE)
+
     # -- saving
 
-    def begin_step(self) -> None:
-        """Learn from the last step, and watch the next one."""
-        self._capacity, self._host_bytes = self._memory.begin_step()
+    def begin_step(self) -> bool:
+        """Learn from the last step, and watch the next one. False: it is idle from now on."""
+        self._capacity = self._memory.begin_step()
+        calm = self._step is not None and self._step.left == 0 and not self._pages.moved
         if self._step is not None and self._step.end(self._memory):
             if not self._was_short:
                 self._slack -= self._slack // SLACK_STEPS
-            whole = self._steps.known  # the first one began when memory was short
-            if not whole:
+            if not self._steps.known:
                 self._slack = 0  # it stood for what steps need
-            self._step.learn(self._usable, whole=whole)
+            self._step.learn(self._usable, whole=self._whole)
             self._steps.add(self._step)
+            self._whole = True
         self._due = self._steps.least_due
-        self._pages.begin_step(self._memory, self._usable, self._steps.least)
-        self._step = _Step(self._memory)
+        calm &= not self._pages.begin_step(self._memory, self._usable, self._steps.least)
+        self._calm = self._calm + 1 if calm else 0
+        self.idle = self._calm >= self._patience
+        self._step = None if self.idle else _Step(self._memory)
         self._was_short = False
+        if self._step is None:
+            self._calm = 0
+            return False
         self._seen = self._step.begin
         self._unread = self._next_read = 0
+        return True
 
     def forget(self) -> None:
         """Forget what no saved tensor uses anymore."""
@@ -209,8 +222,7 @@ class SavedPolicy(Generic[Kind]):
             if entry is None or entry.stays:
                 continue
             wanted = left < lacking or step.left + entry.bytes <= self._due
-            full = self._memory.saved_bytes + entry.bytes > self._host_bytes
-            if not wanted or full or not entry.leave():
+            if not wanted or not entry.leave():
                 self._here.appendleft(reference)
                 break
             left += entry.bytes
@@ -356,10 +368,9 @@ class _Steps:
         """Bytes that had to leave in each of them. They may leave at once, while there is time to copy."""
         return min((step.due for step in self._steps), default=0)
 
-    @property
-    def least(self) -> int:
-        """Bytes that the largest of them needs if all tensors leave."""
-        return max((step.least for step in self._steps), default=0)
+    def least(self, count: int) -> int:
+        """Bytes that the largest of the last `count` needs if all tensors leave. 0: that is not known."""
+        return max((step.least for step in tuple(self._steps)[-count:]), default=0)
 
     def add(self, step: _Step) -> None:
         """Note a step that has ended."""
@@ -381,28 +392,36 @@ class _Pages:
 
     Saved tensors are cheaper to have on the host than pages: their copies overlap with computation, while
     kernels wait for each access to a page there, and an optimizer reads its states several times. So pages
-    return if a step can do without them, by letting more tensors leave.
+    return if a step can do without them, by letting more tensors leave. A page that is read in place in one
+    step takes about as long as one that returns and leaves again, so one such step is enough to let pages
+    return; if that was too early, twice as many must follow each other.
     """
 
     def __init__(self) -> None:
         self.moved = False  # to the host, since the step began
         self._waited = 0  # steps since the last return that was too early
-        self._patience = 1  # … after which pages may return
+        self._patience = 1  # … after which pages may return, if they would have had room in so many
         self._returned = False  # pages, since they moved last
 
-    def begin_step(self, memory: Memory, capacity: int, least: int) -> None:
-        """Let pages return if steps need at least `least` bytes and may use `capacity`."""
+    def begin_step(self, memory: Memory, capacity: int, least_of: Callable[[int], int]) -> bool:
+        """Let pages return if recent steps could do with `capacity`: `least_of` says what so many needed.
+
+        Returns whether they return, now or later.
+        """
         if self.moved and self._returned:
             self._put_off()
         self.moved = False
         self._waited += 1
         there = memory.look().spilled
+        least = least_of(self._patience)
         most = there - max(0, least - capacity)
-        if there == 0 or most <= 0 or least == 0 or self._waited <= self._patience:
-            return
-        self._returned = memory.bring_back(most) > 0
-        if not self._returned:
-            self._put_off()
+        if there == 0 or (most <= 0 and least > 0):
+            return False
+        if least > 0 and self._waited > self._patience:
+            self._returned = memory.bring_back(most) > 0
+            if not self._returned:
+                self._put_off()
+        return True
 
     def _put_off(self) -> None:
         self._waited, self._returned = 0, False

@@ -42,8 +42,9 @@ MOST_PATIENCE: Final = 64
 AHEAD_FROM: Final = 2
 """Host memory is created ahead of need when one in this many bytes that the pool may have is reserved: a step
 rarely needs more than twice as much as the steps before it."""
-AHEAD_SHARE: Final = 4
-"""… one in this many bytes of the option, of the device memory it may have, and of free host memory."""
+AHEAD_SHARE: Final = 3
+"""… one in this many bytes of the option, of the device memory it may have, and of free host memory. A job
+that may have three quarters of the memory it needs lacks one third of what it has."""
 MOST_AHEAD: Final = 2 << 30
 """Bytes created at a time: about 0.4 s, during which other calls that map memory wait longer."""
 BUS_SPEED: Final = "about 50 GB/s on a PCIe 5 bus"

@@ -195,16 +195,16 @@ class _Memory:
     def __init__(self, feed: _Feed, copied: Copied, capacity: int, host_bytes: int) -> None:
         self._feed = feed
         self._copied = copied
-        self._limits = capacity, host_bytes
+        self._capacity, self._host_bytes = capacity, host_bytes
         self.lacking = 0  # bytes that were lacking, for which pages had to move
 
-    @property
-    def saved_bytes(self) -> int:
-        return self._copied.there
-
-    def begin_step(self) -> tuple[int, int]:
+    def begin_step(self) -> int:
         self.bring_back(0)
-        return self._limits
+        return self._capacity
+
+    def has_host_bytes(self, bytes: int) -> bool:
+        """Return whether there is so much host memory beside what is in use."""
+        return self._copied.there + bytes <= self._host_bytes - self.look().spilled
 
     def look(self) -> Look:
         return self._look(restart_peak=False)
@@ -236,6 +236,8 @@ class _Entry:
         return self.left or self._tensor.held
 
     def leave(self) -> bool:
+        if not self._run.memory.has_host_bytes(self.bytes):
+            return False
         self.left = True
         self._run.feed.insert(FREE, self._tensor.row)
         copied = self._run.copied
@@ -273,20 +275,22 @@ class _Run:
         self._sizes = program.size
         self._end = len(program)
         self._program = _Program(program)
-        self._memory = _Memory(feed, self.copied, capacity, host_bytes)
-        self.policy: SavedPolicy[_Entry] = SavedPolicy(self._memory)
+        self.memory = _Memory(feed, self.copied, capacity, host_bytes)
+        self.policy: SavedPolicy[_Entry] = SavedPolicy(self.memory)
         self._entries: dict[_Tensor, _Entry] = {}  # until they are used
         self._short = False  # pages have had to move
+        self._forward = False  # a tensor was saved, and none was used since
 
     def run(self) -> list[Copied]:
         """Run all rows."""
         program, copied = self._program, []
         for row in sorted({*program.begun, *program.saved, *program.used}):
             self.feed.until(row)
-            self._notice()
+            self._notice(in_forward=self._forward and row in program.saved)
             for _ in range(program.begun[row]):
                 copied.append(replace(self.copied))
                 self.feed.replayer.steer(*program.steered[row])
+            self._forward = row in program.saved or (self._forward and row not in program.used)
             for tensor in program.used.get(row, ()):
                 if tensor in self._entries:
                     self._entries.pop(tensor).use()
@@ -296,19 +300,25 @@ class _Run:
         self.feed.until(self._end)
         return [*copied, self.copied]
 
-    def _notice(self) -> None:
+    def _notice(self, *, in_forward: bool) -> None:
         """Tell the policy if pages had to move. The first time, a running program begins to use it."""
-        memory = self._memory
+        memory = self.memory
         memory.look()
-        if memory.lacking and self._short:
+        if memory.lacking and not self._short:
+            self._short, self.policy = True, SavedPolicy(memory, whole=not in_forward)
+        elif memory.lacking:
+            if self.policy.idle:
+                self.policy.wake(whole=not in_forward)
             self.policy.shortage(memory.lacking, saving=bool(self._entries))
-        self._short |= memory.lacking > 0
         memory.lacking = 0
 
     def _save(self, tensor: _Tensor) -> None:
         policy = self.policy
+        if policy.idle:
+            return
         if not self._entries:
-            policy.begin_step()
+            if not policy.begin_step():
+                return
             policy.forget()
         entry = self._entries[tensor] = _Entry(self, tensor, self._sizes[tensor.row])
         policy.save(entry, entry.reference)
