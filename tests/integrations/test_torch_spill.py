@@ -577,3 +577,22 @@ def test_pages_and_saved_tensors_share_the_host_memory() -> None:
     )
     assert 500 << 20 < host <= most
     assert saved > 0
+
+
+def test_what_leaves_as_soon_as_it_is_saved_waits_for_its_own_contents() -> None:
+    found, copied = told(
+        MODEL.replace("randn(8192,", "randn(2048,"),
+        """
+        for _ in range(12):
+            step()
+        before = pool.stats()["spill.saved_out_bytes"]
+        with vram.race_check("collect") as checker:
+            step()
+        found = [str(each) for each in checker.races]
+        print(json.dumps([found, pool.stats()["spill.saved_out_bytes"] - before]))
+        """,
+        **ENOUGH,
+        LIMIT="400MiB",
+    )
+    assert copied > 40 << 20
+    assert not found, "\n\n".join(found)

@@ -282,7 +282,6 @@ class _Activations:
             saved = _Saved(self._entry(storage, tensor._version), tensor)
             if self.policy.must_look and self._moment is not None:
                 self._moment.event()
-                self._moment = None
             self.policy.let_leave()
         return saved
 
@@ -296,7 +295,7 @@ class _Activations:
     def _entry(self, storage: Any, version: int) -> _Entry:
         """Return the entry of a storage. One that has left stands for it while the contents are the same."""
         stream = self.stream()
-        if self._moment is None or self._moment.stream is not stream:
+        if self._moment is None or self._moment.passed or self._moment.stream is not stream:
             self._moment = _Moment(stream)
         reference = self._known.get(storage.data_ptr())
         known = None if reference is None else reference()
@@ -367,6 +366,11 @@ class _Moment:
     def __init__(self, stream: Any) -> None:
         self.stream = stream
         self._event: Any = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether it is before what is queued from now on."""
+        return self._event is not None
 
     def event(self) -> Any:
         """Return its event. The moment is now unless it has passed."""
