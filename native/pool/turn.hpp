@@ -18,7 +18,7 @@ class TurnMutex {
  private:
   std::mutex mutex_;
   std::atomic<std::thread::id> whose_{};
-  std::atomic<int> requests_ = 0;  // that ask for the turn
+  std::atomic<int> waiting_ = 0;  // threads that want the turn
 };
 
 // Not ours(): this thread has the turn already, in a callback of such an operation, and would wait for
@@ -28,16 +28,18 @@ class Turn {
   explicit Turn(TurnMutex& turn) : turn_(turn), ours_(turn.whose_.load() != std::this_thread::get_id()) {
     if (!ours_) return;
     step_back();
+    ++turn_.waiting_;
     turn_.mutex_.lock();
+    --turn_.waiting_;
     turn_.whose_ = std::this_thread::get_id();
   }
   // For a request: the operation in progress may wait for a stream whose work makes this request.
   Turn(TurnMutex& turn, double seconds)
       : turn_(turn), ours_(turn.whose_.load() != std::this_thread::get_id()) {
     if (!ours_) return;
-    ++turn_.requests_;
+    ++turn_.waiting_;
     ours_ = lock_within(turn_.mutex_, seconds);
-    --turn_.requests_;
+    --turn_.waiting_;
     if (ours_) turn_.whose_ = std::this_thread::get_id();
   }
   ~Turn() {
@@ -50,12 +52,12 @@ class Turn {
   bool ours() const { return ours_; }
 
  private:
-  // Requests ask again and again. Without a pause for them, a thread that takes one turn after the other
-  // would keep them out until their time is over.
+  // Without a pause for those that wait, a thread that takes one turn after the other would keep them out:
+  // requests ask again and again until their time is over, and others are woken too late.
   void step_back() const {
     constexpr int kMostPauses = 20;
     constexpr std::chrono::microseconds kPause{50};
-    for (int i = 0; i < kMostPauses && turn_.requests_ > 0; ++i) std::this_thread::sleep_for(kPause);
+    for (int i = 0; i < kMostPauses && turn_.waiting_ > 0; ++i) std::this_thread::sleep_for(kPause);
   }
 
   TurnMutex& turn_;

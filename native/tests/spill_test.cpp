@@ -1,11 +1,15 @@
 // Spilling: contents move between device and host pages under the same addresses. On the model, stamps stand
 // for contents (ModelBackend::stamp): a swap that loses or reorders an update is seen. Real contents and
 // threads are in spill_stress_test.cpp.
+#include <atomic>
+#include <chrono>
 #include <functional>
 #include <map>
 #include <set>
+#include <thread>
 
 #include "pool/growables.hpp"
+#include "pool/turn.hpp"
 #include "testing.hpp"
 #include "world.hpp"
 
@@ -235,6 +239,31 @@ TEST(host_pages_ahead_stay_within_the_budget) {
   for (const Address address : small) CHECK(program.spill(address));
   CHECK(program.world.stats().spilled == 4 * kSlotBytes && program.world.stats().host <= 2 * kBlock);
   CHECK(program.right() && program.ends());
+}
+
+TEST(a_thread_that_takes_one_turn_after_the_other_lets_others_in) {
+  TurnMutex mutex;
+  std::atomic<int> turns{0};
+  std::atomic<bool> done{false};
+  std::thread busy([&] {
+    while (!done) {
+      const Turn turn(mutex);
+      ++turns;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  });
+  int waited = 0;
+  constexpr int kRounds = 20;
+  for (int i = 0; i < kRounds; ++i) {
+    for (const int before = turns; turns < before + 2;) std::this_thread::yield();
+    const int before = turns;
+    const Turn turn(mutex);
+    CHECK(turn.ours());
+    waited += turns - before;
+  }
+  done = true;
+  busy.join();
+  CHECK(waited < 20 * kRounds);
 }
 
 TEST(others_have_a_part_of_the_budget) {

@@ -92,7 +92,10 @@ class _Following:
             self.returned |= pool.bring_back(MOST_RETURNED) > 0
 
     def _create_ahead(self, pool: Any, raw: dict[str, Any]) -> None:
-        """What was created and released again, for example by `trim()`, is created only after a spill."""
+        """What is in use counts: it will be spare again.
+
+        What was created and released again, for example by `trim()`, is created only after a spill.
+        """
         config = pool.config()
         reserved = raw["reserved"]["current"]
         if not config["spill"] or AHEAD_FROM * reserved < config["limit"]:
@@ -101,6 +104,7 @@ class _Following:
         if AHEAD_FROM * reserved < usable:
             return
         spare = min(config["spill"], usable, free_host_memory() + raw["host"] - raw["spilled"]) // AHEAD_SHARE
+        spare = max(0, spare - raw["spilled"])
         most = min(MOST_AHEAD, spare - self.ahead)
         if most <= 0:
             return
