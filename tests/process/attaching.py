@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import platform
 import shutil
 import subprocess
 import sys
@@ -37,6 +38,9 @@ what others have left in it."""
 UNHARMED: dict[str, Any] = {"left": [], "threads": ["MainThread"], "marks": []}
 
 
+NO_REGISTERS = "this gdb cannot restore the registers of a process on this CPU"
+
+
 @functools.cache
 def _why_no_gdb() -> str:
     """Why gdb cannot attach to a process that is not its child; empty if it can."""
@@ -44,12 +48,23 @@ def _why_no_gdb() -> str:
     if gdb is None:
         return "gdb is not installed"
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, text=True) as other:
+        write = ("-ex", "set var $mxcsr = $mxcsr ^ 1") * 2 if platform.machine() == "x86_64" else ()
         ended = subprocess.run(
-            [gdb, "-nx", "-batch", "-p", str(other.pid)], capture_output=True, text=True, timeout=PATIENCE
+            [gdb, "-nx", "-batch", "-p", str(other.pid), *write],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
         )
         other.communicate("\n")
     said = ended.stdout + ended.stderr
+    if "extended state" in said:
+        return NO_REGISTERS
     return "gdb is not allowed to attach to processes here" if "not permitted" in said else ""
+
+
+def cannot_restore_registers() -> bool:
+    """Whether this gdb cannot restore all registers of this CPU."""
+    return _why_no_gdb() == NO_REGISTERS
 
 
 def require_gdb() -> None:

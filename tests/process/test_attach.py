@@ -10,7 +10,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from attaching import UNHARMED, WORK, assert_clean, attach, attached, require_gdb, target
+from attaching import (
+    UNHARMED,
+    WORK,
+    assert_clean,
+    attach,
+    attached,
+    cannot_restore_registers,
+    require_gdb,
+    target,
+)
 from waiting import PATIENCE, wait_until
 
 import vram
@@ -303,6 +312,16 @@ def test_a_gdb_that_fails_is_quoted(
     fake_gdb(tmp_path, says, monkeypatch)
     with pytest.raises(vram.DeviceError, match=error):
         RemoteRecording(os.getpid(), tmp_path / "now.vtrace")
+
+
+def test_a_gdb_that_cannot_restore_registers_does_nothing(tmp_path: Path) -> None:
+    if not cannot_restore_registers():
+        pytest.skip("this gdb can restore the registers of this CPU, or is not usable")
+    with target(tmp_path, POOL, WORK) as other:
+        ended = attach(other.pid, "-o", "now.vtrace", cwd=tmp_path)
+        assert ended.returncode == 2
+        assert "install a later one" in ended.stderr
+        assert other.end() == {**UNHARMED, "more": QUIET}
 
 
 def test_gdb_restores_a_process_in_which_a_call_does_not_return(

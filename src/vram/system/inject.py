@@ -169,6 +169,10 @@ set language c
 set unwindonsignal on
 handle all nostop noprint pass
 attach {pid}
+if ! $_isvoid($mxcsr)
+set var $mxcsr = $mxcsr ^ 1
+set var $mxcsr = $mxcsr ^ 1
+end
 sharedlibrary libpython
 sharedlibrary libc[.-]
 sharedlibrary musl
@@ -179,7 +183,9 @@ set $page = $map(0, {page_bytes}, 3, 0x22, -1, 0)
 eval "set {{char[{size}]}} $page = \"{text}\"", $page
 printf "vram-queued %d\n", $queue($run, (void *) $page)
 """
-"""mmap is called for private memory that can be read and written. The text has a %016lx for its address."""
+"""Before anything is called, a flag of an x86 CPU is set and restored: a gdb that cannot restore registers
+must not begin, because the process would not survive. mmap is called for private memory that can be read and
+written. The text has a %016lx for its address."""
 QUEUED = "vram-queued 0"
 
 
@@ -256,6 +262,11 @@ def _why_gdb_failed(process: OtherProcess, said: str) -> str:
         return f"process {pid} ended before gdb could attach to it"
     if "Operation not permitted" in said or "Permission denied" in said:
         return f"gdb is not allowed to attach to process {pid}: {_why_forbidden(process)} {INSTEAD}"
+    if "extended state" in said:
+        return (
+            f"gdb cannot restore the registers of a process on this CPU, so it did nothing to process {pid}. "
+            f"Versions before 14 cannot if the CPU has AMX; install a later one. {INSTEAD}"
+        )
     if "No symbol" in said:
         return f"process {pid} does not run CPython, or its symbols were removed. {INSTEAD}"
     lines = [line for line in said.strip().splitlines() if not line.startswith("[")]
