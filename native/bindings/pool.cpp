@@ -817,6 +817,14 @@ PyObject* give_host_bytes(PyObject* object, PyObject* argument) {
   Py_RETURN_NONE;
 }
 
+PyObject* release_host_bytes(PyObject* object, PyObject*) {
+  const std::shared_ptr<Pool> pool = own_pool(object);
+  if (pool == nullptr) Py_RETURN_NONE;
+  const Status status = waiting([&] { return pool->release_host_bytes(); });
+  if (!status.ok()) return raise(status, "release host memory");
+  Py_RETURN_NONE;
+}
+
 // ---- configuration
 // ----------------------------------------------------------------------------------------------
 
@@ -1020,6 +1028,7 @@ nb::dict stats_dict(const PoolStats& stats) {
   spill["late"] = stats.spill.late;
   spill["failures"] = stats.spill.failures;
   spill["seconds"] = stats.spill.seconds;
+  spill["taken_bytes"] = stats.spill.taken_bytes;
   dict["spill"] = spill;
   dict["paged"] = stats.paged;
   nb::dict rungs;
@@ -1392,7 +1401,9 @@ PyMethodDef methods[] = {
      "take_host_bytes(bytes, /)\n--\n\nTake a part of the option `spill` for other copies in host memory. "
      "Return whether there was so much."},
     {"give_host_bytes", give_host_bytes, METH_O,
-     "give_host_bytes(bytes, /)\n--\n\nReturn what `take_host_bytes` took."},
+     "give_host_bytes(bytes, /)\n--\n\nReturn what `take_host_bytes` took. It is kept for the next time."},
+    {"release_host_bytes", release_host_bytes, METH_NOARGS,
+     "release_host_bytes()\n--\n\nLet pages have the host memory that was returned and kept."},
     {"release_unused", release_unused, METH_O,
      "release_unused(wait, /)\n--\n\nRelease unused memory beyond the release threshold, with what the "
      "streams' caches keep.\n\n`wait`: wait for the device if memory is still in use."},

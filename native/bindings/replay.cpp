@@ -227,6 +227,13 @@ void bind_replay(nb::module_& module) {
           "to move. The peak is that since the last look that restarted it.")
       .def("bring_back", bring_back, nb::arg("most"), nb::arg("time_us"),
            "Move at most so many bytes back to the device while enough of it is free; return how many.")
+      .def(
+          "take_host_bytes",
+          [](Replayer& it, std::uint64_t bytes) { return spilling(it).take_host_bytes(bytes); },
+          nb::arg("bytes"), "Take host memory for copies of tensors. Return whether there was so much.")
+      .def(
+          "give_host_bytes", [](Replayer& it, std::uint64_t bytes) { spilling(it).give_host_bytes(bytes); },
+          nb::arg("bytes"), "Return it.")
       .def("steer", steer, nb::arg("first"), nb::arg("last"),
            "Ids of allocations that go to the host first, or last. Replaces what was said before.")
       .def("broken", broken, "Return the first violated invariant of the policy, or an empty string.");

@@ -115,6 +115,10 @@ vram._native.PoolCore.give_host_bytes$:
     def give_host_bytes(self, bytes: int, /) -> None:
         \doc
 
+vram._native.PoolCore.release_host_bytes$:
+    def release_host_bytes(self) -> None:
+        \doc
+
 vram._native.PoolCore.release_unused$:
     def release_unused(self, wait: bool, /) -> None:
         \doc

@@ -91,9 +91,10 @@ struct SpillCounts {
   std::uint64_t returns = 0;  // … and back
   std::uint64_t spilled_bytes = 0;
   std::uint64_t returned_bytes = 0;
-  std::uint64_t late = 0;      // swaps abandoned because a stream did not arrive in time
-  std::uint64_t failures = 0;  // … because the device failed
-  double seconds = 0;          // that streams were held
+  std::uint64_t late = 0;         // swaps abandoned because a stream did not arrive in time
+  std::uint64_t failures = 0;     // … because the device failed
+  double seconds = 0;             // that streams were held
+  std::uint64_t taken_bytes = 0;  // of the option, that others use or keep
 };
 
 struct StreamStats {

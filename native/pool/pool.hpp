@@ -130,6 +130,7 @@ class Pool final : public Allocator {
   // Host memory of the option `spill` for copies that others make.
   Status take_host_bytes(std::uint64_t bytes) { return spiller_.take_host_bytes(bytes); }
   void give_host_bytes(std::uint64_t bytes) { spiller_.give_host_bytes(bytes); }
+  Status release_host_bytes() { return spiller_.release_host_bytes(); }
   // Moves the pages of the allocation that contains the address to the host, or back. A page stays if it
   // cannot move.
   Status spill(Address address, std::uint64_t* moved) { return spiller_.spill(address, moved); }

@@ -365,6 +365,10 @@ Status Spiller::create_ahead(std::uint64_t spare, std::uint64_t most, std::uint6
     std::unique_lock<std::mutex> lock;
     if (!turn.ours()) return {Code::deadlock, 0, "spill"};
     if (Status status = begin("spill", lock); !status.ok()) return status;
+    constexpr std::uint64_t kSmallest = kPageSlots[0] * kSlotBytes;
+    if (spare < kSmallest || stock().spare_bytes() > spare - kSmallest || *created + kSmallest > most ||
+        stock().host_bytes() + kSmallest > budget())
+      return {};
     if (!wanted) wanted = next_sizes(std::min(spare, budget()));
     const auto lacking = [&](int size) {
       const std::uint64_t bytes = kPageSlots[size] * kSlotBytes;
@@ -384,15 +388,34 @@ Status Spiller::create_ahead(std::uint64_t spare, std::uint64_t most, std::uint6
 }
 
 Status Spiller::take_host_bytes(std::uint64_t bytes) {
+  const Status none{Code::out_of_memory, 0, "spill"};
   std::unique_lock<std::mutex> lock;
   if (Status status = begin("spill", lock); !status.ok()) return status;
-  const std::uint64_t most = budget();
-  if (bytes > most) return {Code::out_of_memory, 0, "spill"};
-  if (Status status = stock().release_spare(most - bytes, finished_); !status.ok()) return status;
-  verify();
-  if (stock().host_bytes() > most - bytes) return {Code::out_of_memory, 0, "spill"};
-  taken_.fetch_add(bytes, std::memory_order_relaxed);
-  log_.note_reserved(streams_[0]);
+  const std::uint64_t used = used_by_others_.load(std::memory_order_relaxed);
+  if (bytes > config_.spill - std::min(config_.spill, used)) return none;
+  if (used + bytes > counts_.taken_bytes) {
+    const std::uint64_t most = config_.spill - used - bytes;
+    if (stock().host_bytes() - stock().spare_bytes() > most) return none;
+    if (Status status = stock().release_spare(most, finished_); !status.ok()) return status;
+    verify();
+    if (stock().host_bytes() > most) return none;
+    counts_.taken_bytes = used + bytes;
+  }
+  used_by_others_.fetch_add(bytes, std::memory_order_relaxed);
+  return {};
+}
+
+void Spiller::give_host_bytes(std::uint64_t bytes) {
+  std::uint64_t used = used_by_others_.load(std::memory_order_relaxed);
+  while (
+      !used_by_others_.compare_exchange_weak(used, used - std::min(used, bytes), std::memory_order_relaxed)) {
+  }
+}
+
+Status Spiller::release_host_bytes() {
+  std::unique_lock<std::mutex> lock;
+  if (Status status = begin("spill", lock); !status.ok()) return status;
+  counts_.taken_bytes = used_by_others_.load(std::memory_order_relaxed);
   return {};
 }
 
@@ -461,7 +484,8 @@ Status Spiller::to_host(const std::vector<SpillCandidate>& victims, const Stream
 // large for the host memory that is left. Returns how many of them have `bytes`; 0: all of them have less.
 std::size_t Spiller::choose(std::uint64_t bytes, std::uint64_t wished,
                             std::vector<SpillCandidate>& candidates) const {
-  std::uint64_t left = budget() - std::min(budget(), stock().spilled_bytes());
+  const std::uint64_t most = budget();
+  std::uint64_t left = most - std::min(most, stock().spilled_bytes());
   std::uint64_t sum = 0;
   std::size_t count = 0;
   std::size_t enough = 0;

@@ -63,9 +63,11 @@ class Spiller : PoolPart {
   Status create_ahead(std::uint64_t spare, std::uint64_t most, std::uint64_t* created);
 
   // Host memory of the budget for somebody else's copies of device memory. Spare pages make room for it.
-  // out_of_memory: there is not so much left.
+  // out_of_memory: there is not so much left. What is given back counts as kept for the next time until
+  // release_host_bytes().
   Status take_host_bytes(std::uint64_t bytes);
-  void give_host_bytes(std::uint64_t bytes) { taken_.fetch_sub(bytes, std::memory_order_relaxed); }
+  void give_host_bytes(std::uint64_t bytes);
+  Status release_host_bytes();
 
   // Called with the bytes that are needed before pages are chosen, with no lock held.
   void before(std::function<void(std::uint64_t)> hook);
@@ -93,10 +95,8 @@ class Spiller : PoolPart {
   using SpareBytes = std::array<std::uint64_t, kPageSizes>;
 
   Status begin(const char* call, std::unique_lock<std::mutex>& lock) const;
-  // The most bytes of host pages.
-  std::uint64_t budget() const {
-    return config_.spill - std::min(config_.spill, taken_.load(std::memory_order_relaxed));
-  }
+  // The most bytes of host pages. Under the mutex.
+  std::uint64_t budget() const { return config_.spill - std::min(config_.spill, counts_.taken_bytes); }
   std::vector<SpillCandidate> candidates(Index only) const;
   bool stays(Index block) const;
   SpillWish wish_of(Index block) const;
@@ -128,7 +128,7 @@ class Spiller : PoolPart {
   SpillPolicy policy_;  // instead of the order
   std::function<void(std::uint64_t)> before_;
   SpillCounts counts_;
-  std::atomic<std::uint64_t> taken_{0};
+  std::atomic<std::uint64_t> used_by_others_{0};  // at most counts_.taken_bytes
 };
 
 }  // namespace vram

@@ -278,12 +278,15 @@ TEST(others_have_a_part_of_the_budget) {
   CHECK(pool.take_host_bytes(kBlock).ok() && program.world.stats().host < kBlock);
   CHECK(program.get() == 0);  // what is left is too little for a page
   pool.give_host_bytes(kBlock + 1);
+  CHECK(program.get() == 0);  // it is kept for the next time
+  CHECK(pool.release_host_bytes().ok());
   CHECK(program.get() != 0 && program.get() != 0 && program.world.stats().spilled == 2 * kBlock);
   CHECK(pool.take_host_bytes(1).code == Code::out_of_memory && program.get() == 0);
   CHECK(pool.create_ahead(kGiB, kGiB, &created).ok() && created == 0);
   pool.give_host_bytes(kBlock);
   CHECK(pool.take_host_bytes(kBlock).ok());
-  pool.give_host_bytes(kBlock);
+  pool.give_host_bytes(kGiB);  // more than was taken
+  CHECK(pool.release_host_bytes().ok());
   CHECK(program.get() != 0 && program.right() && program.ends());
   CHECK(pool.take_host_bytes(1).code == Code::closed);
 }

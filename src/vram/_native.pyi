@@ -586,7 +586,10 @@ class PoolCore:
         """
 
     def give_host_bytes(self, bytes: int, /) -> None:
-        """Return what `take_host_bytes` took."""
+        """Return what `take_host_bytes` took. It is kept for the next time."""
+
+    def release_host_bytes(self) -> None:
+        """Let pages have the host memory that was returned and kept."""
 
     def release_unused(self, wait: bool, /) -> None:
         """
@@ -848,6 +851,14 @@ class Replayer:
         """
         Move at most so many bytes back to the device while enough of it is free; return how many.
         """
+
+    def take_host_bytes(self, bytes: int) -> bool:
+        """
+        Take host memory for copies of tensors. Return whether there was so much.
+        """
+
+    def give_host_bytes(self, bytes: int) -> None:
+        """Return it."""
 
     def steer(self, first: Sequence[int], last: Sequence[int]) -> None:
         """

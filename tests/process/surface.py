@@ -130,6 +130,7 @@ ARGUMENTS: dict[str, Arguments] = {
     "create_ahead": lambda world: (MIB, MIB),
     "take_host_bytes": lambda world: (0,),
     "give_host_bytes": lambda world: (0,),
+    "release_host_bytes": lambda world: (),
     "trim_to": lambda world: (0, False),
     "warmup": lambda world: ({4 * KIB: 2},),
     "attribute": lambda world: ("release_threshold",),

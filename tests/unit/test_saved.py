@@ -203,6 +203,28 @@ def test_it_is_idle_while_nothing_has_to_leave() -> None:
     assert calm_steps() <= MOST_PATIENCE + 2
 
 
+class StuckMachine(Machine):
+    """A device with pages on the host that cannot return, because too little would stay free."""
+
+    tries = 0
+
+    def look(self) -> Look:
+        return Look(self.live, self.peak, 2 * MIB)
+
+    def bring_back(self, most: int) -> int:
+        self.tries += 1
+        return 0
+
+
+def test_it_is_idle_although_pages_cannot_return() -> None:
+    machine = StuckMachine(1000 * MIB)
+    for _ in range(2 * RECENT_STEPS):
+        if not machine.policy.idle:
+            machine.step([10 * MIB] * 50, beyond=100 * MIB)
+    assert machine.policy.idle
+    assert 1 <= machine.tries <= 3
+
+
 sizes = st.lists(st.integers(1, 40).map(lambda size: size * LEAST_BYTES), min_size=1, max_size=40)
 more = st.integers(0, 500).map(lambda size: size * MIB)
 steps = st.lists(st.tuples(sizes, more), min_size=1, max_size=12)
@@ -312,6 +334,16 @@ def test_only_pools_of_vram_are_steered() -> None:
     for call in (made.look, lambda: made.bring_back(1, 0), lambda: made.steer([], [])):
         with pytest.raises(ValueError, match="only the policy vram spills"):
             call()
+
+
+@needs_native
+def test_in_a_replay_saved_tensors_have_a_part_of_the_host_memory() -> None:
+    replayer = importlib.import_module("vram._native").Replayer(
+        "vram", {"spill": 8 * MIB}, 64 * MIB, 0.0, array("Q"), array("Q")
+    )
+    assert replayer.take_host_bytes(8 * MIB) and not replayer.take_host_bytes(1)
+    replayer.give_host_bytes(8 * MIB)
+    assert replayer.take_host_bytes(8 * MIB)
 
 
 @needs_native

@@ -292,10 +292,10 @@ def test_host_memory_that_was_released_is_not_created_until_it_was_needed(pool: 
 def test_host_memory_ahead_of_need_is_a_share_of_what_there_is(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def created(free: int, **options: Any) -> int:
+    def created(free: int, count: int = 3, **options: Any) -> int:
         monkeypatch.setattr(spill, "free_host_memory", lambda: free)
         with Pool(device, **options) as pool:
-            buffers = [pool.allocate(BLOCK) for _ in range(3)]
+            buffers = [pool.allocate(BLOCK) for _ in range(count)]
             spill._tick()
             del buffers
             return int(pool.stats()["spill.host_bytes"])
@@ -304,6 +304,7 @@ def test_host_memory_ahead_of_need_is_a_share_of_what_there_is(
     assert created(1 << 40, limit="20MiB", spill="8MiB") == 2 * MIB
     assert created(8 * MIB, limit="20MiB", spill="64MiB") == 2 * MIB
     assert created(1 << 40, limit="28MiB", spill="64MiB") == 0
+    assert created(1 << 40, 5, spill="64MiB") == created(1 << 40, 5, limit="1GiB", spill="64MiB") == 10 * MIB
 
 
 def test_host_memory_ahead_of_need_may_be_lacking(pool: Pool) -> None:

@@ -33,6 +33,7 @@ VramPolicy::VramPolicy(const PoolConfig& config, std::uint64_t capacity, double 
   pool_.before_spill([this](std::uint64_t bytes) {
     spilled_ = spilling_ = true;
     needed_ += bytes;
+    (void)pool_.release_host_bytes();
   });
 }
 

@@ -33,6 +33,9 @@ class VramPolicy : public Policy {
   Look look(bool restart_peak);
   // Returns the bytes that returned. None return by themselves for kPostponed from now on.
   std::uint64_t bring_back(std::uint64_t most, std::int64_t time_us);
+  // Host memory for copies of tensors; false: there is not so much.
+  bool take_host_bytes(std::uint64_t bytes) { return pool_.take_host_bytes(bytes).ok(); }
+  void give_host_bytes(std::uint64_t bytes) { pool_.give_host_bytes(bytes); }
   // Replaces what was said before.
   void steer(const std::vector<Token>& first, const std::vector<Token>& last);
 

@@ -402,6 +402,7 @@ class _Pages:
         self._waited = 0  # steps since the last return that was too early
         self._patience = 1  # … after which pages may return, if they would have had room in so many
         self._returned = False  # pages, since they moved last
+        self._stuck = False  # none could return, since they moved last
 
     def begin_step(self, memory: Memory, capacity: int, least_of: Callable[[int], int]) -> bool:
         """Let pages return if recent steps could do with `capacity`: `least_of` says what so many needed.
@@ -410,6 +411,7 @@ class _Pages:
         """
         if self.moved and self._returned:
             self._put_off()
+        self._stuck &= not self.moved
         self.moved = False
         self._waited += 1
         there = memory.look().spilled
@@ -419,9 +421,10 @@ class _Pages:
             return False
         if least > 0 and self._waited > self._patience:
             self._returned = memory.bring_back(most) > 0
-            if not self._returned:
+            self._stuck = not self._returned
+            if self._stuck:
                 self._put_off()
-        return True
+        return not self._stuck
 
     def _put_off(self) -> None:
         self._waited, self._returned = 0, False

@@ -98,9 +98,11 @@ class _Following:
         """
         config = pool.config()
         reserved = raw["reserved"]["current"]
-        if not config["spill"] or AHEAD_FROM * reserved < config["limit"]:
+        total = pool.device.total_memory
+        limit = min(config["limit"] or total, total)
+        if not config["spill"] or AHEAD_FROM * reserved < limit:
             return
-        usable = min(config["limit"] or pool.device.total_memory, reserved + pool.device.free_memory)
+        usable = min(limit, reserved + pool.device.free_memory)
         if AHEAD_FROM * reserved < usable:
             return
         spare = min(config["spill"], usable, free_host_memory() + raw["host"] - raw["spilled"]) // AHEAD_SHARE

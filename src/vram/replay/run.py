@@ -148,8 +148,7 @@ def _with_saved(
     """The traffic if saved tensors leave before pages must. None: the program then runs out of memory."""
     replayer = _replayer(SPILLING, program, capacity, settings, lag_us, keep_sizes=False)
     device_bytes = read_capacity(capacity)
-    host_bytes: Any = policy_kind(SPILLING).read(settings, device_bytes)["spill"]
-    copied = replay_saved(replayer, program, device_bytes, host_bytes, check_cancelled)
+    copied = replay_saved(replayer, program, device_bytes, check_cancelled)
     return None if copied is None else traffic(replayer.spill_steps(), program, copied)
 
 

@@ -38,17 +38,16 @@ class Copied:
 
 
 def replay_saved(
-    replayer: Any, program: Lifetimes, capacity: int, host_bytes: int, ask: Callable[[], None]
+    replayer: Any, program: Lifetimes, capacity: int, ask: Callable[[], None]
 ) -> list[Copied] | None:
     """Run a program whose steps and roles are known; what was copied when each step began, and at the end.
 
     None: memory ran out.
 
-    `replayer` is new and has the policy vram, on a device of `capacity` bytes. Saved tensors may have
-    `host_bytes` in host memory.
+    `replayer` is new and has the policy vram, on a device of `capacity` bytes.
     """
     try:
-        return _Run(program, _Feed(replayer, program, ask), capacity, host_bytes).run()
+        return _Run(program, _Feed(replayer, program, ask), capacity).run()
     except _OutOfMemory:
         return None
 
@@ -192,19 +191,14 @@ def _between(events: array[int], past: int | None, last: int) -> array[int]:
 class _Memory:
     """The replayed pool as `SavedPolicy` sees it."""
 
-    def __init__(self, feed: _Feed, copied: Copied, capacity: int, host_bytes: int) -> None:
+    def __init__(self, feed: _Feed, capacity: int) -> None:
         self._feed = feed
-        self._copied = copied
-        self._capacity, self._host_bytes = capacity, host_bytes
+        self._capacity = capacity
         self.lacking = 0  # bytes that were lacking, for which pages had to move
 
     def begin_step(self) -> int:
         self.bring_back(0)
         return self._capacity
-
-    def has_host_bytes(self, bytes: int) -> bool:
-        """Return whether there is so much host memory beside what is in use."""
-        return self._copied.there + bytes <= self._host_bytes - self.look().spilled
 
     def look(self) -> Look:
         return self._look(restart_peak=False)
@@ -236,7 +230,7 @@ class _Entry:
         return self.left or self._tensor.held
 
     def leave(self) -> bool:
-        if not self._run.memory.has_host_bytes(self.bytes):
+        if not self._run.feed.replayer.take_host_bytes(self.bytes):
             return False
         self.left = True
         self._run.feed.insert(FREE, self._tensor.row)
@@ -260,6 +254,7 @@ class _Entry:
                 self.get_room()
             self._run.policy.ahead -= self.bytes
             self._run.copied.there -= self.bytes
+            self._run.feed.replayer.give_host_bytes(self.bytes)
         self.used = True
 
     def reference(self) -> _Entry | None:
@@ -269,13 +264,13 @@ class _Entry:
 class _Run:
     """One replay. The policy decides from the first shortage on, as in a running program."""
 
-    def __init__(self, program: Lifetimes, feed: _Feed, capacity: int, host_bytes: int) -> None:
+    def __init__(self, program: Lifetimes, feed: _Feed, capacity: int) -> None:
         self.feed = feed
         self.copied = Copied()
         self._sizes = program.size
         self._end = len(program)
         self._program = _Program(program)
-        self.memory = _Memory(feed, self.copied, capacity, host_bytes)
+        self.memory = _Memory(feed, capacity)
         self.policy: SavedPolicy[_Entry] = SavedPolicy(self.memory)
         self._entries: dict[_Tensor, _Entry] = {}  # until they are used
         self._short = False  # pages have had to move

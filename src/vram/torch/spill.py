@@ -30,6 +30,9 @@ MOST_OF_STORAGE: Final = 4
 """A view of a storage that is more than so many times as large stays on the device."""
 MOST_ENTRIES: Final = 4096
 MOST_STREAMS: Final = 64
+LEAST_FOR_PAGES: Final = 128 << 20
+"""If less host memory than this is left beside what is needed, saved tensors keep none that they do not use.
+More pages than necessary move at a time, and each has up to 32 MiB."""
 
 
 @functools.cache
@@ -201,7 +204,8 @@ class _Activations:
         self._known: dict[int, weakref.ref[_Entry]] = {}  # by address
 
     def shortage(self, needed: int) -> None:
-        """Keep more memory free from now on: pages had to move."""
+        """Keep more memory free from now on: pages have to move."""
+        self._release_host_bytes(needed)
         if self.policy.idle:
             self.policy.wake(whole=not _in_forward(self.torch))
         self.policy.shortage(needed, saving=self.saved > 0)
@@ -221,10 +225,21 @@ class _Activations:
             return False
 
     def give_host_bytes(self, bytes: int) -> None:
-        """Give it back."""
+        """Give it back. The pinned memory is kept for the next tensors."""
         pool = self._pool()
         if pool is not None:
             pool.give_host_bytes(bytes)
+
+    def _release_host_bytes(self, needed: int) -> None:
+        """Release the pinned memory that is kept, if there is not enough host memory for pages."""
+        pool = self._pool()
+        if pool is None:
+            return
+        raw = pool.raw_stats()
+        taken = raw["spill"]["taken_bytes"]
+        if taken and pool.config()["spill"] - taken - raw["spilled"] < needed + LEAST_FOR_PAGES:
+            self.torch._C._host_emptyCache()
+            pool.release_host_bytes()
 
     # -- streams
 
