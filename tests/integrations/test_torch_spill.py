@@ -608,3 +608,121 @@ def test_what_leaves_as_soon_as_it_is_saved_waits_for_its_own_contents() -> None
     )
     assert copied > 40 << 20
     assert not found, "\n\n".join(found)
+
+
+@pytest.mark.parametrize("away", [False, True], ids=["here", "away"])
+def test_an_emptied_storage_and_the_next_at_its_address_are_told_apart(away: bool) -> None:
+    same, pointers = told(
+        MODEL,
+        STEERED,
+        f"""
+        seen = []
+
+        class Keep(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, kept):
+                ctx.save_for_backward(kept)
+                return x.view_as(x)
+
+            @staticmethod
+            def backward(ctx, gradient):
+                seen.append(ctx.saved_tensors[0].data_ptr())
+                return gradient, None
+
+        def forward(x):
+            gathered = torch.ones(1 << 20, device="cuda")
+            if {away}: leave_at_once()
+            y, at = Keep.apply(x, gathered), gathered.data_ptr()
+            torch.cuda.synchronize()
+            gathered.untyped_storage().resize_(0)
+            others = [torch.ones(1 << 20, device="cuda") for _ in range(150)]
+            other = next(each for each in others if each.data_ptr() == at)
+            return Keep.apply(y, other), gathered
+
+        y, gathered = Wrapped(forward)(torch.zeros(16, device="cuda", requires_grad=True))
+        gathered.untyped_storage().resize_(4 << 20)
+        y.sum().backward()
+        print(json.dumps([len(set(seen)), seen]))
+        """,
+        **SHORT,
+    )
+    assert same == 2, pointers
+
+
+def test_memory_that_leaves_is_kept_while_another_stream_reads_it() -> None:
+    found, copied = told(
+        MODEL,
+        STEERED,
+        """
+        side = torch.cuda.Stream()
+
+        def forward(x):
+            before = layers[2](x)
+            leave_at_once()
+            main = torch.cuda.current_stream()
+            kept = torch.tanh(x * before)
+            side.wait_stream(main)
+            with torch.cuda.stream(side):
+                y = torch.sin(kept)
+            del kept
+            z = layers[2](x)
+            others = [torch.zeros_like(x) for _ in range(8)]
+            main.wait_stream(side)
+            y.record_stream(main)
+            return y + z
+
+        before = pool.stats()["spill.saved_out_bytes"]
+        with vram.race_check("collect") as checker:
+            y = Wrapped(forward)(torch.randn(8192, 1024, device="cuda", requires_grad=True))
+            copied = pool.stats()["spill.saved_out_bytes"] - before
+            y.backward(torch.ones_like(y))
+        print(json.dumps([[str(each) for each in checker.races], copied]))
+        """,
+        **SHORT,
+    )
+    assert copied > 100 << 20
+    assert not found, "\n\n".join(found)
+
+
+def test_memory_of_others_stays() -> None:
+    copied, own = told(
+        MODEL,
+        STEERED,
+        """
+        def copied(tensor):
+            before = pool.stats()["spill.saved_out_bytes"]
+            def forward(x):
+                leave_at_once()
+                return x * tensor
+            Wrapped(forward)(torch.ones(2 << 20, device="cuda", requires_grad=True)).sum().backward()
+            return pool.stats()["spill.saved_out_bytes"] - before
+
+        step()
+        others = vram.Pool("cuda:0")
+        lent = torch.from_dlpack(others.allocate(8 << 20)).view(torch.float32)
+        print(json.dumps([copied(lent), copied(torch.ones(2 << 20, device="cuda"))]))
+        """,
+        **SHORT,
+    )
+    assert copied < own
+
+
+def test_a_change_before_a_second_derivative_is_an_error() -> None:
+    assert "noticed" in output(
+        MODEL,
+        STEERED,
+        """
+        x = torch.ones(8 << 20, device="cuda", requires_grad=True)
+        saved = x * 1
+        y = Wrapped(lambda t: t.pow(3))(saved)
+        (first,) = torch.autograd.grad(y.sum(), saved, create_graph=True)
+        with torch.no_grad():
+            saved.add_(1)
+        try:
+            first.sum().backward()
+        except RuntimeError as error:
+            assert "modified by an inplace operation" in str(error), error
+            print("noticed")
+        """,
+        **SHORT,
+    )

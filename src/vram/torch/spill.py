@@ -169,8 +169,8 @@ class _Scope:
             saved = None if activations is None else activations.pack(tensor)
             if saved is not None:
                 return saved
-        # Without detach(), it would lead to the graph that keeps it, and neither would ever be freed.
-        return tensor.detach(), tensor._version
+        # Without detach(), a result would lead to the graph that keeps it, and neither would ever be freed.
+        return (tensor if tensor.grad_fn is None else tensor.detach()), tensor._version
 
     @staticmethod
     def _unpack(saved: Any) -> Any:
@@ -283,7 +283,7 @@ class _Activations:
                 return None
             if self._entered and self.saved == 0:
                 self._entered, self._fixed = False, self._parameters(self.device.index)
-            if storage.data_ptr() in self._fixed:
+            if storage.data_ptr() in self._fixed or self._belongs_to_others(tensor, storage):
                 return None
             if not LEAST_BYTES <= storage.nbytes() <= MOST_OF_STORAGE * tensor.nbytes:
                 self.policy.pass_over(storage.nbytes())
@@ -300,6 +300,17 @@ class _Activations:
             self.policy.let_leave()
         return saved
 
+    def _belongs_to_others(self, tensor: Any, storage: Any) -> bool:
+        """Whether its owner may exchange the memory, because it is a parameter's, or it is not PyTorch's.
+
+        The owner of memory that came from elsewhere would not wait for the copy to the host.
+        """
+        torch = self.torch
+        return bool(
+            (tensor._is_view() and isinstance(tensor._base, torch.nn.Parameter))
+            or not torch._C._has_Standard_Deleter(storage._cdata)
+        )
+
     def _forget(self) -> None:
         """Forget what no saved tensor uses anymore."""
         self.policy.forget()
@@ -308,13 +319,16 @@ class _Activations:
             self.saved = self.policy.ahead = self._copied.bytes = 0
 
     def _entry(self, storage: Any, version: int) -> _Entry:
-        """Return the entry of a storage. One that has left stands for it while the contents are the same."""
+        """Return the entry of a storage. One that has left stands for it while the contents are the same.
+
+        That holds on streams that its copy has waited for.
+        """
         stream = self.stream()
         if self._moment is None or self._moment.passed or self._moment.stream is not stream:
             self._moment = _Moment(stream)
         reference = self._known.get(storage.data_ptr())
         known = None if reference is None else reference()
-        if known is not None and known.holds(version):
+        if known is not None and known.holds(storage, version, stream):
             known.save(version, self._moment)
             return known
         made = _Entry(self, storage, version, self._moment)
@@ -324,16 +338,19 @@ class _Activations:
 
     # -- using
 
-    def used(self, used: _Entry, *, away: bool) -> None:
-        """Begin the next returns: the backward pass uses an entry."""
+    def use(self, used: _Entry) -> Any:
+        """Begin the next returns: the backward pass uses an entry. Return its storage; None: it has left."""
         with self._lock:
-            if self._pool() is None:
-                return
-            found = self.policy.use(used, away=away)
-            if found:
-                self.to_device.wait_stream(self.stream())  # with what was queued to get the memory
-                for entry in found:
-                    entry.fetch()
+            storage = used.storage
+            if self._pool() is not None:
+                found = self.policy.use(used, away=storage is None)
+                if found:
+                    self.to_device.wait_stream(self.stream())  # with what was queued to get the memory
+                    for entry in found:
+                        entry.fetch()
+            if storage is None:
+                used.return_now()
+            return storage
 
 
 class _PoolMemory:
@@ -411,7 +428,8 @@ class _Entry:
         self._version = version
         self._alive: Any = None  # refers to the storage that has left, until everybody has dropped it
         self.owner = owner
-        self._moment = moment  # when it was saved last
+        self._identity = storage._cdata
+        self._moments = {id(moment.stream): moment}  # when it was saved last, by stream
 
     @property
     def stays(self) -> bool:
@@ -423,34 +441,45 @@ class _Entry:
         """Whether it has memory on the device again."""
         return self.fetched is not None
 
-    def holds(self, version: int) -> bool:
-        """Return whether it has the contents of the storage at its address, which is at this version."""
+    def holds(self, storage: Any, version: int, stream: Any) -> bool:
+        """Return whether it has the contents of the storage, at this version, for a save on this stream.
+
+        Another storage may have its address. The identity is not used again while it is compared here: the
+        entry has the storage, or a weak reference to it.
+        """
+        if storage._cdata != self._identity:
+            return False
         if self.storage is not None:
             return True
-        return version == self._version and self._alive is not None and not self._alive.expired()
+        alive = self._alive is not None and not self._alive.expired()
+        return alive and version == self._version and id(stream) in self._moments
 
     def save(self, version: int, moment: _Moment) -> None:
         """Note that the same storage was saved again."""
         if self.storage is not None:
-            self._version, self._moment = version, moment
+            self._version, self._moments[id(moment.stream)] = version, moment
 
     def leave(self) -> bool:
         """Copy it to the host and drop it. False: there is no host memory for it."""
-        torch, stream = self.owner.torch, self.owner.to_host
-        flat = _flat(torch, self.storage)
-        if not self.owner.take_host_bytes(self.bytes):
+        torch, owner = self.owner.torch, self.owner
+        if not owner.take_host_bytes(self.bytes):
             return False
         try:
             self._host = torch.empty(self.bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
-        except RuntimeError:
-            self.owner.give_host_bytes(self.bytes)
-            return False
-        self.owner.count(self.bytes, out=self.bytes)
-        stream.wait_event(self._moment.event())  # and not for what was queued since
-        self.owner.copy(self._host, flat, stream)
+        except BaseException as error:
+            owner.give_host_bytes(self.bytes)
+            if isinstance(error, RuntimeError):
+                return False
+            raise
+        owner.count(self.bytes, out=self.bytes)
+        flat, stream = _flat(torch, self.storage), owner.to_host
+        for moment in self._moments.values():
+            stream.wait_event(moment.event())  # and not for what was queued since
+        owner.copy(self._host, flat, stream)
         self.left = stream.record_event()
-        flat.record_stream(stream)
-        self._alive = self.owner.weak_reference(self.storage)
+        for user in (stream, *(moment.stream for moment in self._moments.values())):
+            flat.record_stream(user)
+        self._alive = owner.weak_reference(self.storage)
         self.storage = None
         return True
 
@@ -479,21 +508,24 @@ class _Entry:
         self._arrived = stream.record_event()
         self.owner.count(0, back=self.bytes)
 
+    def return_now(self) -> None:
+        """Return, if that has not begun. The owner has the lock."""
+        if self._arrived is None:
+            if self.fetched is None:
+                self.get_room(needed=True)
+            self.owner.to_device.wait_stream(self._home)
+            self.fetch()
+        self._note_use()
+
     def use(self) -> Any:
         """Return the storage, usable on the current stream."""
-        self.owner.used(self, away=self.storage is None)
-        if self.storage is not None:
-            return self.storage
+        storage = self.owner.use(self)
+        if storage is not None:
+            return storage
         stream = self.owner.stream()
-        if self.fetched is None:
-            self.get_room(needed=True)
-        if self._arrived is None:
-            self.owner.to_device.wait_stream(stream)
-            self.fetch()
         stream.wait_event(self._arrived)
         if stream is not self._home:
             _flat(self.owner.torch, self.fetched).record_stream(stream)
-        self._note_use()
         return self.fetched
 
     def _note_use(self) -> None:
@@ -528,7 +560,9 @@ class _Saved:
         _check_version(self._counter, self._version, self._view[1])
         storage = entry.use()
         empty = entry.owner.torch.empty(0, dtype=self._dtype, device=storage.device)
-        return empty.set_(storage, *self._view)
+        given = self._counter.detach()  # it has the same version, which second derivatives check
+        given.data = empty.set_(storage, *self._view)
+        return given
 
     def __del__(self) -> None:
         self._entry.owner.saved -= 1
