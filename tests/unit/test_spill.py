@@ -621,3 +621,13 @@ def test_arenas_and_growable_buffers_beside_memory_that_spills(pool: Pool, tmp_p
     trace = vram.open(tmp_path / "run.vtrace")
     assert find_moves(trace)
     assert not trace.truncated and trace.dropped == 0
+
+
+def test_an_error_says_what_saved_tensors_take(pool: Pool) -> None:
+    buffers: list[Any] = []
+    pool._saved.bytes = 24 * MIB
+    assert pool.take_host_bytes(24 * MIB)
+    with pytest.raises(OutOfMemory, match="Saved tensors take 24 MiB of that limit") as caught:
+        while True:
+            buffers.append(pool.allocate(BLOCK))
+    assert caught.value.report["saved"] == 24 * MIB

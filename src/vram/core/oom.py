@@ -51,6 +51,7 @@ def explain_out_of_memory(
         "spill": 0,
         "host": 0,
         "spilled": 0,
+        "saved": 0,
         **report,
         "can_spill": can_spill,
         "verdict": verdict,
@@ -147,8 +148,13 @@ def _spilled(facts: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"In addition, {format_size(facts['spilled'])} are spilled to host memory, where the pool holds "
             f"{format_size(facts['host'])} of at most {format_size(facts['spill'])} (spill)"
-            f"{_named(facts['spilled_tags'])}."
+            f"{_named(facts['spilled_tags'])}.{_saved(facts['saved'])}"
         )
+
+
+def _saved(bytes: int) -> str:
+    """What a framework has in host memory beside the pages."""
+    return f" Saved tensors take {format_size(bytes)} of that limit, too." if bytes else ""
 
 
 def _named(tags: Mapping[str | None, int]) -> str:

@@ -758,7 +758,7 @@ def _out_of_memory(pool: _native.PoolCore, size: int, stream: int, report: dict[
         pool.device.name,
         size,
         stream,
-        report,
+        {**report, "saved": pool._saved.bytes if isinstance(pool, Pool) else 0},
         tags=tags,
         pending_streams=pending,
         places=places,
