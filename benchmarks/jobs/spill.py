@@ -93,17 +93,13 @@ def measure(name: str, how: str, limit: int, spill: str, recording: str) -> None
         "reserved": torch.cuda.max_memory_reserved(),
         "seconds": seen.seconds,
         "losses": seen.losses,
-        "moved": seen.moved,
-        "there": seen.there,
+        "spill": seen.spill,
     }
-    if how == "vram":
-        stats = _pool().stats()
-        result["spill"] = {key: stats[key] for key in stats if key.startswith("spill.")}
     print(RESULT + json.dumps(result), flush=True)
 
 
 class _Seen:
-    """What was measured of each step."""
+    """What was measured of each step; of spilling, the counters at its end."""
 
     def __init__(self, torch: Any, *, vram_only: bool) -> None:
         self._torch = torch
@@ -112,8 +108,7 @@ class _Seen:
         self._step = contextlib.ExitStack()
         self.seconds: list[float] = []
         self.losses: list[float] = []
-        self.moved: list[int] = []
-        self.there: list[int] = []
+        self.spill: list[dict[str, Any]] = []
 
     def begin(self) -> None:
         self._begun = time.perf_counter()
@@ -126,8 +121,7 @@ class _Seen:
         self.losses.append(float(loss))
         if self._counts:
             stats = _pool().stats()
-            self.moved.append(sum(stats[key] for key in MOVED))
-            self.there.append(stats["spill.bytes"])
+            self.spill.append({key: stats[key] for key in stats if key.startswith("spill.")})
 
 
 def _run_script(name: str, seen: _Seen) -> None:
@@ -175,7 +169,8 @@ def row_of(reference: dict[str, Any], result: dict[str, Any], limit: int, share:
     pairs = list(zip(result["seconds"], reference["seconds"], strict=True))[WARM_STEPS:]
     bound = 2 * max(0, need - limit) / BYTES_PER_SECOND if limit else 0.0
     more = statistics.mean(ours - theirs for ours, theirs in pairs)
-    moved = result["moved"]
+    spill = result["spill"]
+    moved = [sum(stats[key] for key in MOVED) for stats in spill]
     return {
         "share": share,
         "completes": "yes",
@@ -186,14 +181,18 @@ def row_of(reference: dict[str, Any], result: dict[str, Any], limit: int, share:
         "of_bound": more / (1.5 * bound) if bound else None,
         "ratio": statistics.median(ours / theirs for ours, theirs in pairs),
         "moved": (moved[-1] - moved[WARM_STEPS - 1]) // (len(moved) - WARM_STEPS) if moved else None,
-        "traffic": moved[-1] + sum(result["there"]) + freed(result["spill"]) if moved else None,
+        "traffic": _traffic(spill, moved[-1]) if moved else None,
         "reserved": result["reserved"],
     }
 
 
-def freed(spill: dict[str, int]) -> int:
-    """Return the bytes of pages that were freed in host memory."""
-    return spill["spill.moved_out_bytes"] - spill["spill.moved_back_bytes"] - spill["spill.bytes"]
+def _traffic(spill: list[dict[str, Any]], moved: int) -> int:
+    """Return what went over the bus: what was copied, and what was read at the end of a step, or freed."""
+    read = sum(stats["spill.bytes"] for stats in spill)
+    last = spill[-1]
+    return int(
+        moved + read + last["spill.moved_out_bytes"] - last["spill.moved_back_bytes"] - last["spill.bytes"]
+    )
 
 
 def predicted(recording: Path, limit: int, spill: str) -> int | None:
