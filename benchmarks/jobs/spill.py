@@ -1,6 +1,6 @@
 """Run real jobs with less memory than they need, spilling the rest to the host; compare time and losses.
 
-    python benchmarks/jobs/spill.py [JOB…] [--limits 90,75,60] [--peer] [--json FILE]
+    python benchmarks/jobs/spill.py [JOB…] [--limits 90,75,60] [--predict] [--peer] [--json FILE]
 
 The scripts of benchmarks/predict/jobs can be named as well; their losses are not compared.
 
@@ -10,22 +10,22 @@ losses must be equal bit for bit. *Bound* is the step without a limit, and the t
 to the host and back at 55 GB/s; *of bound* compares what the step took beyond that step with 1.5 times the
 latter. *Traffic* is what went over the bus in the whole job: pages and saved tensors that were copied, and
 what is assumed to be read in place: what was in host memory at the end of each step, once, and what was freed
-there, once. *Predicted* is what a replay of the first run says. Both can be compared on a null GPU as well
-(`vram run --null-gpu h200`); times have no meaning there. `--peer` also runs
-`torch.autograd.graph.save_on_cpu(pin_memory=True)` over PyTorch's own allocator, with all and with 90 % of
-the memory.
+there, once. `--predict` records each job once more without a limit, and adds what a replay of the recording
+predicts. Traffic can be compared on a null GPU as well (`vram run --null-gpu h200`); times have no meaning
+there. `--peer` also runs `torch.autograd.graph.save_on_cpu(pin_memory=True)` over PyTorch's own allocator,
+with all and with 90 % of the memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import multiprocessing
 import os
 import runpy
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -55,12 +55,13 @@ WARM_STEPS = 4
 """Steps that find out how much is lacking, and create host memory."""
 PEER_PERCENT = 90
 BYTES_PER_SECOND = 55e9
-RESULT = "RESULT "
+MOST_SECONDS = 240
+"""A run that takes longer is ended."""
 MOVED = [f"spill.{kind}_{way}_bytes" for kind in ("moved", "saved") for way in ("out", "back")]
 
 
-def measure(name: str, how: str, limit: int, spill: str, recording: str) -> None:
-    """Run one job in this process; the last line of output is the result."""
+def measure(name: str, how: str, limit: int, spill: str, recording: str) -> dict[str, Any]:
+    """Run one job in this process."""
     if how == "vram":
         from vram.torch import install
 
@@ -88,14 +89,13 @@ def measure(name: str, how: str, limit: int, spill: str, recording: str) -> None
                 seen.end(next(steps))
         else:
             _run_script(name, seen)
-    result: dict[str, Any] = {
+    return {
         "allocated": torch.cuda.max_memory_allocated(),
         "reserved": torch.cuda.max_memory_reserved(),
         "seconds": seen.seconds,
         "losses": seen.losses,
         "spill": seen.spill,
     }
-    print(RESULT + json.dumps(result), flush=True)
 
 
 class _Seen:
@@ -145,20 +145,35 @@ def _pool() -> vram.Pool:
 
 
 def run(name: str, how: str, limit: int = 0, spill: str = "0", recording: str = "") -> dict[str, Any]:
-    """Run one job in a process of its own; on failure, the last line of its errors."""
-    environment = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-    command = [sys.executable, __file__, "--one", name, how, str(limit), spill, recording]
+    """Run one job in a process of its own; on failure, say what happened."""
+    receiver, sender = _context().Pipe(duplex=False)
+    process = _context().Process(target=_send, args=(sender, name, how, limit, spill, recording))
+    process.start()
+    sender.close()
     try:
-        ended = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False, timeout=240
-        )
-    except subprocess.TimeoutExpired:
-        return {"failed": "it took longer than 240 s"}
-    for line in ended.stdout.splitlines():
-        if line.startswith(RESULT):
-            return dict(json.loads(line.removeprefix(RESULT)))
-    lines = ended.stderr.strip().splitlines()
-    return {"failed": next((each for each in lines if "out of memory" in each), lines[-1] if lines else "?")}
+        if receiver.poll(MOST_SECONDS):
+            return dict(receiver.recv())
+        process.kill()
+        return {"failed": f"it took longer than {MOST_SECONDS} s"}
+    except EOFError:
+        return {"failed": "its process died"}
+    finally:
+        process.join()
+
+
+@functools.cache
+def _context() -> Any:
+    """Processes are copies of one that has imported PyTorch and has not used it: that saves seconds each."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "vram.torch"])
+    return context
+
+
+def _send(sender: Any, *what: Any) -> None:
+    try:
+        sender.send(measure(*what))
+    except Exception as error:
+        sender.send({"failed": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"})
 
 
 def row_of(reference: dict[str, Any], result: dict[str, Any], limit: int, share: str) -> dict[str, Any]:
@@ -226,14 +241,11 @@ def main() -> None:
     parser.add_argument("jobs", nargs="*")
     parser.add_argument("--limits", default="90,75,60", help="percents of what the job needs")
     parser.add_argument("--spill", default="64GiB", help="host memory to use")
+    parser.add_argument("--predict", action="store_true", help="also predict the traffic")
     parser.add_argument("--peer", action="store_true", help="also run save_on_cpu")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--one", nargs=5, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.one:
-        name, how, limit, spill, recording = arguments.one
-        measure(name, how, int(limit), spill, recording)
-        return
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # deterministic
     with tempfile.TemporaryDirectory() as folder:
         rows = compare(arguments, Path(folder))
     print(markdown(asdict(Table("Jobs with less memory than they need", COLUMNS, rows, ""))))
@@ -245,10 +257,12 @@ def compare(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]
     to_predict: list[tuple[dict[str, Any], Path, int, str]] = []
     for name in arguments.jobs or JOBS:
         recording = folder / f"{name}.vtrace"
-        reference = run(name, "vram", recording=str(recording))
+        reference = run(name, "vram")
         if "failed" in reference:
             rows.append({"job": name, "completes": f"no: {reference['failed'][:60]}"})
             continue
+        if arguments.predict:
+            run(name, "vram", recording=str(recording))
         runs = [("100 %, save_on_cpu", 0, "save_on_cpu", "0")] if arguments.peer else []
         for percent in map(int, arguments.limits.split(",")):
             limit = reference["reserved"] * percent // 100
@@ -258,7 +272,7 @@ def compare(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]
         for share, limit, how, spill in runs:
             result = run(name, how, limit, spill)
             row = {"job": name, **row_of(reference, result, limit, share)}
-            if how == "vram" and limit:
+            if how == "vram" and arguments.predict:
                 to_predict.append((row, recording, limit, spill))
             rows.append(row)
             results[f"{name} {share}"] = {**result, "limit": limit}
@@ -266,7 +280,7 @@ def compare(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]
         results[name] = reference
         if arguments.json:
             arguments.json.write_text(json.dumps(results))
-    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as executor:
+    with ProcessPoolExecutor(mp_context=_context()) as executor:
         found = executor.map(predicted, *zip(*(rest for _, *rest in to_predict), strict=True))
         for (row, *_), traffic in zip(to_predict, found, strict=True):
             row["predicted"] = traffic

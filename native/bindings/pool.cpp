@@ -787,6 +787,14 @@ PyObject* bring_back(PyObject* object, PyObject* arguments) {
   return PyLong_FromUnsignedLongLong(returned);
 }
 
+// usage(restart_peak): returns live bytes, their peak, and how many of them are on host pages.
+PyObject* usage(PyObject* object, PyObject* restart_peak) {
+  Usage usage;
+  const std::shared_ptr<Pool> pool = own_pool(object);
+  if (pool != nullptr) usage = pool->usage(restart_peak == Py_True);
+  return Py_BuildValue("(KKK)", wide(usage.live), wide(usage.peak_live), wide(usage.spilled));
+}
+
 // create_ahead(spare, most): returns the bytes of host pages that were created.
 PyObject* create_ahead(PyObject* object, PyObject* arguments) {
   Whole spare{"spare"}, most{"most"};
@@ -1397,6 +1405,9 @@ PyMethodDef methods[] = {
      "create_ahead(spare, most, /)\n--\n\nCreate host memory to spill to until `spare` bytes are unused, but "
      "at "
      "most `most` bytes. Return the bytes that were created."},
+    {"usage", usage, METH_O,
+     "usage(restart_peak, /)\n--\n\nReturn live bytes, their peak since the last call that restarted it, and "
+     "how many of them are in host memory."},
     {"take_host_bytes", take_host_bytes, METH_O,
      "take_host_bytes(bytes, /)\n--\n\nTake a part of the option `spill` for other copies in host memory. "
      "Return whether there was so much."},

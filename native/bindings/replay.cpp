@@ -180,7 +180,7 @@ using Look = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64
 
 Look look(Replayer& replayer, bool restart_peak) {
   const VramPolicy::Look look = spilling(replayer).look(restart_peak);
-  return {look.live, look.peak_live, look.spilled, look.needed};
+  return {look.usage.live, look.usage.peak_live, look.usage.spilled, look.needed};
 }
 
 std::uint64_t bring_back(Replayer& replayer, std::uint64_t most, std::int64_t time_us) {

@@ -141,6 +141,13 @@ struct PoolStats {
   std::vector<StreamStats> streams;
 };
 
+// What is in use, and its peak; `spilled` of it are on host pages.
+struct Usage {
+  std::uint64_t live = 0;
+  std::uint64_t peak_live = 0;
+  std::uint64_t spilled = 0;
+};
+
 struct BlockInfo {
   Address address = 0;
   std::uint64_t bytes = 0;

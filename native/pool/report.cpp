@@ -76,12 +76,17 @@ std::uint64_t Report::spilled_live() const {
 
 std::uint64_t Report::bytes_on(bool (*counts)(const Page&)) const {
   std::uint64_t bytes = 0;
-  for (Index i = 1; i < blocks().end(); ++i) {
-    const Block& block = blocks()[i];
-    if (block.is(BlockState::none) || block.is(BlockState::free)) continue;
-    stock().each_page(block, [&](Index page, Units from, Units to) {
-      if (counts(stock().pages()[page])) bytes += bytes_of(to - from);
-    });
+  const Slab<Page>& pages = stock().pages();
+  for (Index i = 1; i < pages.end(); ++i) {
+    const Page& page = pages[i];
+    if (page.holder == 0 || !counts(page)) continue;
+    const Units from = std::uint64_t{stock().mappings()[page.holder].slot} * kSlotUnits;
+    const Units to = from + page.slots() * kSlotUnits;
+    for (Index b = space().block_at(from); b != 0 && blocks()[b].offset < to; b = blocks()[b].after) {
+      const Block& block = blocks()[b];
+      if (block.is(BlockState::none) || block.is(BlockState::free)) continue;
+      bytes += bytes_of(std::min(block.end(), to) - std::max(block.offset, from));
+    }
   }
   return bytes;
 }
@@ -98,10 +103,22 @@ PoolStats Report::stats(PeakReader reader) const {
 void Report::reset_peaks(PeakReader reader) {
   std::unique_lock<std::mutex> lock;
   if (!look(&lock)) return;
-  const PoolStats now = gather();
+  restart_peaks(reader, gather());
+}
+
+void Report::restart_peaks(PeakReader reader, const PoolStats& now) {
   for (PoolStats& peaks : peaks_) raise_peaks(peaks, now);
   peaks_[static_cast<int>(reader)] = {};
   accounts_.reset_peaks();
+}
+
+Usage Report::usage(bool restart_peak) {
+  std::unique_lock<std::mutex> lock;
+  if (!look(&lock)) return {};
+  const PoolStats now = gather();
+  const std::uint64_t before = peaks_[static_cast<int>(PeakReader::steps)].peak_live;
+  if (restart_peak) restart_peaks(PeakReader::steps, now);
+  return {now.live, std::max(now.peak_live, before), now.spilled_live};
 }
 
 PoolStats Report::gather() const {

@@ -6,9 +6,9 @@
 
 namespace vram {
 
-// Who resets the peaks, each for itself.
-enum class PeakReader : std::uint8_t { program, framework };
-inline constexpr int kPeakReaders = 2;
+// Who resets the peaks, each for itself; `steps`: who follows the steps of a program (Report::usage).
+enum class PeakReader : std::uint8_t { program, framework, steps };
+inline constexpr int kPeakReaders = 3;
 
 class Report : PoolPart {
  public:
@@ -26,6 +26,8 @@ class Report : PoolPart {
   // With the peaks since this reader has reset them last.
   PoolStats stats(PeakReader reader = PeakReader::program) const;
   void reset_peaks(PeakReader reader = PeakReader::program);
+  // What is in use, and its peak since this was called with `restart_peak` last.
+  Usage usage(bool restart_peak);
   std::uint64_t live_bytes() const;
   // In the caches of streams, without those of graphs and heaps. Under the pool's mutex.
   std::uint64_t cached_bytes() const;
@@ -44,6 +46,7 @@ class Report : PoolPart {
 
  private:
   PoolStats gather() const;  // under the mutex
+  void restart_peaks(PeakReader reader, const PoolStats& now);
   SegmentInfo describe(const Segment& segment, Units from, Units to) const;
   std::uint64_t suspended_live() const;
   std::uint64_t spilled_live() const;

@@ -1,6 +1,7 @@
 """The native core of vram. Private: use the classes of the vram package."""
 
 from collections.abc import Callable, Sequence
+import types
 from typing import Any, Self
 
 from vram.core.device import Device
@@ -579,6 +580,8 @@ class PoolCore:
         """
         Create host memory to spill to until `spare` bytes are unused, but at most `most` bytes. Return the bytes that were created.
         """
+
+    usage: types.MethodDescriptorType = ...
 
     def take_host_bytes(self, bytes: int, /) -> bool:
         """

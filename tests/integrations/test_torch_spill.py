@@ -219,19 +219,19 @@ def test_a_tensor_that_is_saved_again_leaves_once() -> None:
         activations.policy._slack = 1 << 40  # everything leaves as soon as it is saved
         tensor = torch.ones(8 << 20, device="cuda")
         first = activations.pack(tensor)
-        assert first._entry.storage is None
-        assert activations.pack(tensor[: 4 << 20])._entry is first._entry
+        assert first.entry.storage is None
+        assert activations.pack(tensor[: 4 << 20]).entry is first.entry
         copied = pool.stats()["spill.saved_out_bytes"]
         again = activations.pack(tensor)
-        assert again._entry is first._entry and pool.stats()["spill.saved_out_bytes"] == copied
+        assert again.entry is first.entry and pool.stats()["spill.saved_out_bytes"] == copied
         tensor.add_(1)
         changed = activations.pack(tensor)
-        assert changed._entry is not first._entry
+        assert changed.entry is not first.entry
         at = tensor.data_ptr()
         del tensor
         torch.cuda.synchronize()
         other = torch.ones(8 << 20, device="cuda")
-        assert activations.pack(other)._entry not in (first._entry, changed._entry)
+        assert activations.pack(other).entry not in (first.entry, changed.entry)
         print("done", other.data_ptr() == at)
         """,
         **SHORT,

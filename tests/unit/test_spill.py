@@ -72,6 +72,22 @@ def test_a_full_pool_spills(pool: Pool) -> None:
     assert buffers[-1].spilled == 0
 
 
+def test_usage_has_a_peak_of_its_own(pool: Pool) -> None:
+    first, second, third = (pool.allocate(BLOCK) for _ in range(3))
+    third.free()
+    assert pool.usage(False) == pool.usage(True) == (2 * BLOCK, 3 * BLOCK, 0)
+    assert pool.usage(False) == (2 * BLOCK, 2 * BLOCK, 0)
+    assert pool.stats().peak_allocated == 3 * BLOCK
+    fourth = pool.allocate(BLOCK)
+    pool.reset_peak()
+    fourth.free()
+    first.spill()
+    assert pool.usage(False) == (2 * BLOCK, 3 * BLOCK, BLOCK)
+    second.free()
+    first.free()
+    assert pool.usage(True) == (0, 3 * BLOCK, 0) and pool.usage(True) == (0, 0, 0)
+
+
 @pytest.mark.parametrize("seed", range(48))
 def test_every_request_that_fits_the_device_is_served(seed: int) -> None:
     dice = random.Random(seed)

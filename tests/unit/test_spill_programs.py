@@ -42,7 +42,10 @@ def accounts_add_up(pool: Pool, most: int, host: int) -> None:
     assert stats["waste.bytes"] >= 0
     assert snapshot.spilled == stats.spilled
     assert sum(snapshot.spilled_by_tag().values()) == sum(block.bytes for block in pool.spilled())
-    assert sum(snapshot.spilled_by_tag().values()) <= stats.spilled
+    in_use = [block for segment in snapshot.segments for block in segment.blocks if block.state != "free"]
+    live, _, spilled = pool.usage(False)
+    assert (live, spilled) == (stats.allocated, sum(block.spilled for block in in_use))
+    assert sum(snapshot.spilled_by_tag().values()) <= spilled <= stats.spilled
 
 
 def nothing_is_left(pool: Pool, capacity: int) -> None:

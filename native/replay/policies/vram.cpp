@@ -128,9 +128,7 @@ void VramPolicy::bring_back_in_time(std::int64_t time_us) {
 }
 
 VramPolicy::Look VramPolicy::look(bool restart_peak) {
-  const PoolStats stats = pool_.stats();
-  if (restart_peak) pool_.reset_peak();
-  return {stats.live, stats.peak_live, stats.spilled_live, std::exchange(needed_, 0)};
+  return {pool_.usage(restart_peak), std::exchange(needed_, 0)};
 }
 
 std::uint64_t VramPolicy::bring_back(std::uint64_t most, std::int64_t time_us) {

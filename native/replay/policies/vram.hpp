@@ -25,10 +25,8 @@ class VramPolicy : public Policy {
   // ---- what a framework does
 
   struct Look {
-    std::uint64_t live = 0;
-    std::uint64_t peak_live = 0;  // since the last look that restarted it
-    std::uint64_t spilled = 0;    // live bytes on host pages
-    std::uint64_t needed = 0;     // bytes that were lacking since the last look, when pages had to move
+    Usage usage;
+    std::uint64_t needed = 0;  // bytes that were lacking since the last look, when pages had to move
   };
   Look look(bool restart_peak);
   // Returns the bytes that returned. None return by themselves for kPostponed from now on.

@@ -65,13 +65,6 @@ class Peaks:
         with self._lock:
             return _raised(pool.raw_stats(), watch)
 
-    def restart(self, pool: Any, watch: dict[Any, int]) -> Raw:
-        """The numbers now, with the peaks of a watch, which begins anew."""
-        with self._lock:
-            raw = _raised(self._settle(pool), watch)
-            watch.clear()
-            return raw
-
     def raw_stats(self, pool: Any) -> Raw:
         """The pool's numbers, with its peaks since the last `reset`."""
         with self._lock:

@@ -177,7 +177,8 @@ class _Scope:
         if isinstance(saved, _Saved):
             return saved.unpack()
         tensor, version = saved
-        _check_version(tensor, version, tensor.size())
+        if tensor._version != version:
+            raise _changed(tensor.size(), tensor._version, version)
         return tensor
 
 
@@ -275,6 +276,9 @@ class _Activations:
 
     def pack(self, tensor: Any) -> _Saved | None:
         """Return what stands for a saved tensor until the backward pass needs it. None: it stays."""
+        # Most are small: weights of norms, statistics, masks.
+        if MOST_OF_STORAGE * tensor.numel() * tensor.element_size() < LEAST_BYTES:
+            return None
         storage = _storage(self.torch, tensor)
         if storage is None:
             return None
@@ -294,7 +298,7 @@ class _Activations:
                 return None
             if self.saved == 0 or self.policy.entries > MOST_ENTRIES:
                 self._forget()
-            saved = _Saved(self._entry(storage, tensor._version), tensor)
+            saved = _Saved(self._entry(storage, tensor._version), tensor.detach())
             if self.policy.must_look and self._moment is not None:
                 self._moment.event()
             self.policy.let_leave()
@@ -338,19 +342,20 @@ class _Activations:
 
     # -- using
 
-    def use(self, used: _Entry) -> Any:
-        """Begin the next returns: the backward pass uses an entry. Return its storage; None: it has left."""
+    def use(self, saved: _Saved) -> Any:
+        """Return a tensor that the backward pass uses, and begin the next returns."""
+        used = saved.entry
         with self._lock:
-            storage = used.storage
             if self._pool() is not None:
-                found = self.policy.use(used, away=storage is None)
+                found = self.policy.use(used, away=used.storage is None)
                 if found:
                     self.to_device.wait_stream(self.stream())  # with what was queued to get the memory
                     for entry in found:
                         entry.fetch()
-            if storage is None:
-                used.return_now()
-            return storage
+            if used.storage is not None:
+                return saved.tensor.detach()
+            used.return_now()
+        return saved.in_storage(used.arrive())
 
 
 class _PoolMemory:
@@ -358,7 +363,6 @@ class _PoolMemory:
 
     def __init__(self, pool: Any) -> None:
         self._reference = weakref.ref(pool)
-        self._watch: Any = None  # of the peak
 
     @property
     def _pool(self) -> Any:
@@ -371,25 +375,16 @@ class _PoolMemory:
         return limit or int(pool.raw_stats()["reserved"]["current"] + pool.device.free_memory)
 
     def look(self) -> Look:
-        return _look(self._pool.raw_stats())
+        return Look(*self._pool.usage(False))
 
     def look_at_peak(self) -> Look:
-        pool = self._pool
-        if self._watch is None:
-            raw, self._watch = pool._peaks.begin(pool)
-        else:
-            raw = pool._peaks.restart(pool, self._watch)
-        return _look(raw)
+        return Look(*self._pool.usage(True))
 
     def bring_back(self, most: int) -> int:
         try:
             return int(self._pool.bring_back(most, True))
         except VramError:  # another thread moves memory, or captures a graph
             return 0
-
-
-def _look(raw: dict[str, Any]) -> Look:
-    return Look(raw["live"], raw["peak_live"], raw["spilled_live"])
 
 
 class _Moment:
@@ -414,20 +409,22 @@ class _Moment:
 class _Entry:
     """One storage with saved tensors: on the device, on the host, or returned."""
 
+    before = 0  # bytes that the step had saved before it
+    left: Any = None  # the event behind the copy to the host
+    fetched: Any = None  # the storage that it has returned to
+    _home: Any = None  # the stream that this belongs to
+    _arrived: Any = None
+    _used = False
+    _host: Any = None
+    _alive: Any = None  # refers to the storage that has left, until everybody has dropped it
+
     def __init__(self, owner: _Activations, storage: Any, version: int, moment: _Moment) -> None:
         self.reference: weakref.ref[_Entry] = weakref.ref(self)
+        self.owner = owner
         self.storage = storage  # None: it has left
         self.bytes: int = storage.nbytes()
-        self.before = 0  # bytes that the step had saved before it
-        self.left: Any = None  # the event behind the copy to the host
-        self.fetched: Any = None  # the storage that it has returned to
-        self._home: Any = None  # the stream that this belongs to
-        self._arrived: Any = None
-        self._used = False
-        self._host: Any = None
+        self.tensors: dict[int, weakref.ref[_Saved]] = {}  # saved, by id
         self._version = version
-        self._alive: Any = None  # refers to the storage that has left, until everybody has dropped it
-        self.owner = owner
         self._identity = storage._cdata
         self._moments = {id(moment.stream): moment}  # when it was saved last, by stream
 
@@ -480,6 +477,10 @@ class _Entry:
         for user in (stream, *(moment.stream for moment in self._moments.values())):
             flat.record_stream(user)
         self._alive = owner.weak_reference(self.storage)
+        for reference in tuple(self.tensors.values()):
+            saved = reference()
+            if saved is not None:
+                saved.drop()
         self.storage = None
         return True
 
@@ -517,11 +518,8 @@ class _Entry:
             self.fetch()
         self._note_use()
 
-    def use(self) -> Any:
-        """Return the storage, usable on the current stream."""
-        storage = self.owner.use(self)
-        if storage is not None:
-            return storage
+    def arrive(self) -> Any:
+        """Return the storage that it has returned to, usable on the current stream."""
         stream = self.owner.stream()
         stream.wait_event(self._arrived)
         if stream is not self._home:
@@ -543,39 +541,51 @@ class _Entry:
 class _Saved:
     """Stands for one saved tensor: a view of an entry's storage."""
 
-    __slots__ = ("_counter", "_dtype", "_entry", "_version", "_view")
+    __slots__ = ("__weakref__", "_version", "_view", "entry", "tensor")
 
     def __init__(self, entry: _Entry, tensor: Any) -> None:
-        self._entry = entry
-        entry.owner.saved += 1
-        self._dtype = tensor.dtype
-        self._view = (tensor.storage_offset(), tensor.size(), tensor.stride())
+        """`tensor` is detached, and shares the version of the one that is saved."""
+        self.entry = entry
+        self.tensor = tensor
         self._version = tensor._version
-        self._counter = tensor.detach()
-        self._counter.data = entry.owner.nothing  # it shares the tensor's version, and not its memory
+        self._view: Any = None  # of a storage that has left
+        entry.owner.saved += 1
+        entry.tensors[id(self)] = weakref.ref(self)
+        if entry.storage is None:
+            self.drop()
+
+    def drop(self) -> None:
+        """Drop the memory, because the entry leaves. The tensor keeps the version."""
+        tensor = self.tensor
+        self._view = tensor.dtype, (tensor.storage_offset(), tensor.size(), tensor.stride())
+        tensor.data = self.entry.owner.nothing
 
     def unpack(self) -> Any:
         """Return the tensor."""
-        entry = self._entry
-        _check_version(self._counter, self._version, self._view[1])
-        storage = entry.use()
-        empty = entry.owner.torch.empty(0, dtype=self._dtype, device=storage.device)
-        given = self._counter.detach()  # it has the same version, which second derivatives check
-        given.data = empty.set_(storage, *self._view)
+        if self.tensor._version != self._version:
+            size = self.tensor.size() if self._view is None else self._view[1][1]
+            raise _changed(size, self.tensor._version, self._version)
+        return self.entry.owner.use(self)
+
+    def in_storage(self, storage: Any) -> Any:
+        """Return the tensor, whose memory is this now."""
+        dtype, view = self._view
+        given = self.tensor.detach()  # it has the same version, which second derivatives check
+        given.data = self.entry.owner.torch.empty(0, dtype=dtype, device=storage.device).set_(storage, *view)
         return given
 
     def __del__(self) -> None:
-        self._entry.owner.saved -= 1
+        del self.entry.tensors[id(self)]
+        self.entry.owner.saved -= 1
 
 
-def _check_version(counter: Any, version: int, size: Any) -> None:
-    """Raise if a tensor was changed after it was saved, as PyTorch does where there are no hooks."""
-    if counter._version != version:
-        raise RuntimeError(
-            "one of the variables needed for gradient computation has been modified by an inplace operation: "
-            f"a tensor of size {list(size)} is at version {counter._version}; expected version {version}. "
-            "torch.autograd.set_detect_anomaly(True) shows the operation that saved it."
-        )
+def _changed(size: Any, version: int, expected: int) -> RuntimeError:
+    """The error for a tensor that was changed after it was saved, like PyTorch's where there are no hooks."""
+    return RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace operation: "
+        f"a tensor of size {list(size)} is at version {version}; expected version {expected}. "
+        "torch.autograd.set_detect_anomaly(True) shows the operation that saved it."
+    )
 
 
 # ---- tensors ----------------------------------------------------------------------------------------------
