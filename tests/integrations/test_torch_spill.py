@@ -207,6 +207,93 @@ def test_nothing_leaves_if_it_cannot_lower_the_peak() -> None:
     assert late == 0
 
 
+BY_HAND = """
+import gc
+import vram.torch.spill
+for _ in range(3):
+    step()
+activations, = [each for each in gc.get_objects() if isinstance(each, vram.torch.spill._Activations)]
+activations.policy._slack = 1 << 40  # everything leaves as soon as it is saved
+let_leave = activations.policy.let_leave
+"""
+
+
+def test_an_exception_while_tensors_leave_harms_no_graph() -> None:
+    """It may be Ctrl-C, or come from the handler of another signal, between any two steps."""
+    assert "done" in output(
+        MODEL,
+        BY_HAND,
+        """
+        tensor = torch.ones(8 << 20, device="cuda")
+        activations.policy.let_leave = lambda: None
+        saved = [activations.pack(tensor) for _ in range(4)]
+        activations.policy.let_leave = let_leave
+        dropped = 0
+        drop = vram.torch.spill._Saved.drop
+        def interrupted(each):
+            global dropped
+            dropped += 1
+            if dropped == 3:
+                raise KeyboardInterrupt
+            drop(each)
+        vram.torch.spill._Saved.drop = interrupted
+        try:
+            activations.pack(torch.ones(8 << 20, device="cuda"))
+        except KeyboardInterrupt:
+            pass
+        vram.torch.spill._Saved.drop = drop
+        assert dropped == 3
+        assert [each.unpack().size() for each in saved] == 4 * [tensor.size()]
+        print("done")
+        """,
+        **SHORT,
+    )
+
+
+def test_the_collector_may_free_saved_tensors_while_others_leave() -> None:
+    assert "done" in output(
+        MODEL,
+        BY_HAND,
+        """
+        weak_reference = activations.weak_reference
+        for count in range(40):
+            tensor = torch.ones(8 << 20, device="cuda")
+            activations.policy.let_leave = lambda: None
+            gc.collect()
+            gc.disable()
+            cycle = [activations.pack(tensor) for _ in range(30)]
+            cycle.append(cycle)
+            del cycle
+            activations.policy.let_leave = let_leave
+            def collect_soon(storage):
+                gc.set_threshold(gc.get_count()[0] + count)
+                gc.enable()
+                return weak_reference(storage)
+            activations.weak_reference = collect_soon
+            kept = activations.pack(tensor)
+            gc.set_threshold(700)
+            activations.weak_reference = weak_reference
+            assert kept.entry.storage is None and kept.unpack().size() == tensor.size()
+            del tensor, kept
+        print("done")
+        """,
+        **SHORT,
+    )
+
+
+def test_quantized_tensors_stay() -> None:
+    assert "done" in output(
+        MODEL,
+        BY_HAND,
+        """
+        plain = torch.ones(8 << 20, device="cuda")
+        assert activations.pack(torch.quantize_per_tensor(plain, 0.1, 0, torch.qint8)) is None
+        print("done")
+        """,
+        **SHORT,
+    )
+
+
 def test_a_tensor_that_is_saved_again_leaves_once() -> None:
     assert "done" in output(
         MODEL,

@@ -276,8 +276,10 @@ class _Activations:
 
     def pack(self, tensor: Any) -> _Saved | None:
         """Return what stands for a saved tensor until the backward pass needs it. None: it stays."""
-        # Most are small: weights of norms, statistics, masks.
-        if MOST_OF_STORAGE * tensor.numel() * tensor.element_size() < LEAST_BYTES:
+        size = tensor.numel() * tensor.element_size()
+        if MOST_OF_STORAGE * size < LEAST_BYTES:  # as most are: weights of norms, statistics, masks
+            with self._lock:
+                self.policy.pass_over(size)
             return None
         storage = _storage(self.torch, tensor)
         if storage is None:
@@ -289,7 +291,7 @@ class _Activations:
                 self._entered, self._fixed = False, self._parameters(self.device.index)
             if storage.data_ptr() in self._fixed or self._belongs_to_others(tensor, storage):
                 return None
-            if not LEAST_BYTES <= storage.nbytes() <= MOST_OF_STORAGE * tensor.nbytes:
+            if not LEAST_BYTES <= storage.nbytes() <= MOST_OF_STORAGE * size:
                 self.policy.pass_over(storage.nbytes())
                 return None
             if self.torch.cuda.is_current_stream_capturing():
@@ -477,11 +479,13 @@ class _Entry:
         for user in (stream, *(moment.stream for moment in self._moments.values())):
             flat.record_stream(user)
         self._alive = owner.weak_reference(self.storage)
-        for reference in tuple(self.tensors.values()):
-            saved = reference()
-            if saved is not None:
-                saved.drop()
+        # An exception, such as Ctrl-C, may come between any two of these steps.
+        tensors = [saved for each in list(self.tensors.values()) if (saved := each()) is not None]
+        for saved in tensors:
+            saved.note_view()
         self.storage = None
+        for saved in tensors:
+            saved.drop()
         return True
 
     def get_room(self, *, needed: bool = False) -> bool:
@@ -552,13 +556,17 @@ class _Saved:
         entry.owner.saved += 1
         entry.tensors[id(self)] = weakref.ref(self)
         if entry.storage is None:
+            self.note_view()
             self.drop()
 
-    def drop(self) -> None:
-        """Drop the memory, because the entry leaves. The tensor keeps the version."""
+    def note_view(self) -> None:
+        """Note which part of the storage it is, which may leave then."""
         tensor = self.tensor
         self._view = tensor.dtype, (tensor.storage_offset(), tensor.size(), tensor.stride())
-        tensor.data = self.entry.owner.nothing
+
+    def drop(self) -> None:
+        """Drop the memory, because the entry has left. The tensor keeps the version."""
+        self.tensor.data = self.entry.owner.nothing
 
     def unpack(self) -> Any:
         """Return the tensor."""
@@ -593,7 +601,7 @@ def _changed(size: Any, version: int, expected: int) -> RuntimeError:
 
 def _storage(torch: Any, tensor: Any) -> Any:
     """Return the storage that has a tensor's values as they are, or None."""
-    if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+    if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
         return None
     try:
         return tensor.untyped_storage()
