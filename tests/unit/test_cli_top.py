@@ -99,6 +99,27 @@ def test_a_device_is_a_sum_in_words(status: dict[str, Any]) -> None:
     assert "74 MiB allocated" in heading(status) and "2 pools" in heading(status)
 
 
+def test_spilled_memory_is_shown_in_total_by_pool_and_by_tag(as_new: None) -> None:
+    with vram.Pool(vram.Device.model("64MiB"), spill="1GiB") as pool:
+        kept = [pool.allocate("16MiB", tag="cold"), pool.allocate("16MiB", tag="warm")]
+        kept[0].spill()
+        kept[0].prefetch()
+        kept[0].spill()
+        looking = Observatory()
+        looking.sample()
+        found = looking.status()
+    assert ", 16 MiB spilled (32 MiB moved to host memory so far, 16 MiB back, streams held for " in heading(
+        found
+    )
+    tables = {table.name: table for table in TABLES}
+    for name, column, expected in (
+        ("pools", "spilled", ["16 MiB"]),
+        ("holders", "spilled", ["16 MiB", "0 B"]),
+    ):
+        place = tables[name].titles.index(column)
+        assert sorted(row[place] for row in tables[name].rows(found)) == sorted(expected)
+
+
 def test_saved_tensors_in_host_memory_are_said(status: dict[str, Any]) -> None:
     assert "saved tensors" not in heading(status)
     status["pools"][0]["spill"] = {"saved_bytes": 3 << 20}
@@ -228,7 +249,7 @@ def test_the_screen_shows_pauses_sorts_and_filters(screen: Any, status: dict[str
             assert cells(app, "holders", 0)[0] == "[red]?[31mtag[/red] & <b>"  # as text, nothing obeyed
             await pilot.press("r")
             assert cells(app, "holders", 1) == ["2 MiB", "8 MiB", "64 MiB"]
-            await pilot.press(*"sssss")  # past the blocks to the names
+            await pilot.press(*"ssssss")  # past the blocks to the names
             assert app.sorted_by["holders"] == 0
             await pilot.press("slash", *"cach")
             await pilot.pause()

@@ -106,7 +106,7 @@ export interface LiveStatus {
   pools: LivePool[]; devices: LiveDevice[];
   streams: { pool: number; device: string; stream: number; live: number; cached: number; pending_blocks: number }[];
   tags: { tag: string | null; bytes: number; count: number }[];
-  holders: { pool: number; tag: string | null; stack: [string, number, string][]; count: number; bytes: number }[];
+  holders: { pool: number; tag: string | null; stack: [string, number, string][]; count: number; bytes: number; spilled?: number }[];
   processes?: { device: string; pid: number; name: string; bytes: number | null }[];
   history: number[][];
 }

@@ -48,7 +48,7 @@ export function Live() {
                   <td>{pool.kind} {pool.pool}</td><td>{pool.device}</td>
                   <td class="number">{size(pool.allocated)}</td><td class="number">{size(pool.reserved)}</td>
                   <td class="number">{size(pool.pending)}</td><td class="number">{size(pool.cached)}</td>
-                  <td class="number" title={moved(pool)}>{size(pool.spilled ?? 0)}</td>
+                  <td class="number">{size(pool.spilled ?? 0)}</td>
                   <td class="number">{size(pool.peak_allocated)}</td><td class="number">{count(pool.live)}</td>
                   <td class="number">{count(Math.round(pool.rate))}</td><td class="number">{share(pool.hit_rate, 1)}</td>
                   <td class="number">{share(pool.fragmentation, 1)}</td><td class="number">{count(pool.out_of_memory)}</td>
@@ -56,6 +56,9 @@ export function Live() {
               ))}
             </tbody>
           </table>
+          {status.pools.filter((pool) => pool.spill?.moved_out_bytes || pool.spill?.saved_out_bytes).map((pool) => (
+            <p key={pool.pool} class="moved">{pool.kind} {pool.pool}: {moved(pool)}</p>
+          ))}
           <Holders status={status} />
           <Processes status={status} />
         </div>
@@ -70,7 +73,7 @@ function moved(pool: LivePool): string {
   const told: string[] = [];
   if (spill?.count) told.push(`${size(spill.moved_out_bytes ?? 0)} moved to host memory, ${size(spill.moved_back_bytes ?? 0)} back, streams held for ${(spill.seconds ?? 0).toFixed(3)} s`);
   if (spill?.saved_out_bytes) told.push(`saved tensors: ${size(spill.saved_bytes ?? 0)} in host memory now, ${size(spill.saved_out_bytes)} copied there, ${size(spill.saved_back_bytes ?? 0)} back`);
-  return told.join("; ") || "nothing was moved to host memory";
+  return told.join("; ");
 }
 
 function Device(props: { device: LiveDevice }) {
@@ -116,12 +119,12 @@ function Holders(props: { status: LiveStatus }) {
     <>
       <h2>Held by</h2>
       <table class="wide">
-        <thead><tr><th>line</th><th>tag</th><th class="number">size</th><th class="number">blocks</th></tr></thead>
+        <thead><tr><th>line</th><th>tag</th><th class="number">size</th><th class="number">spilled</th><th class="number">blocks</th></tr></thead>
         <tbody>
           {holders.slice(0, 20).map((each, index) => (
             <tr key={index} title={each.stack.map(([file, line, name]) => `${file}:${line} ${name}`).join("\n")}>
               <td><Meter share={each.bytes / most}>{each.stack[0] ? `${each.stack[0][0]}:${each.stack[0][1]} ${each.stack[0][2]}` : "(no stack; enable the stacks setting)"}</Meter></td>
-              <td>{each.tag ?? ""}</td><td class="number">{size(each.bytes)}</td><td class="number">{count(each.count)}</td>
+              <td>{each.tag ?? ""}</td><td class="number">{size(each.bytes)}</td><td class="number">{size(each.spilled ?? 0)}</td><td class="number">{count(each.count)}</td>
             </tr>
           ))}
         </tbody>

@@ -14,6 +14,7 @@ from vram.arguments import require, whole_number
 from vram.core.verdict import MEANINGS, Account, judge_moment, judge_request
 from vram.sizes import format_count, format_size, parse_size
 from vram.trace import Action, Trace
+from vram.trace.moves import spilled_at
 from vram.trace.series import events_of
 
 from .capacity import Capacity, Request, find_capacity, find_request, open_account
@@ -35,7 +36,8 @@ class Explanation:
     """What was so at a moment, and what follows. Sizes are bytes.
 
     `verdict` is one of `vram.core.verdict.VERDICTS`; `holders` has the live blocks in groups for each of
-    HOLDERS, `largest_free` the largest free piece anywhere, `largest_on_stream` that of the request's stream.
+    HOLDERS, `largest_free` the largest free piece anywhere, `largest_on_stream` that of the request's stream;
+    `spilled` is what was in host memory, which the account does not have.
     """
 
     trace: Trace
@@ -46,6 +48,7 @@ class Explanation:
     capacity: Capacity
     largest_free: int
     largest_on_stream: int | None
+    spilled: int
     holders: dict[str, list[Group]]
     remedies: tuple[Remedy, ...]
 
@@ -105,6 +108,7 @@ class Explanation:
             "request": _request_json(self),
             "allocated": self.account.allocated,
             "reserved": self.account.reserved,
+            "spilled": self.spilled,
             "largest_free": self.largest_free,
             "largest_free_on_stream": self.largest_on_stream,
             "bytes": self.account.parts(),
@@ -155,6 +159,7 @@ def explain(
         capacity=found,
         largest_free=memory.largest_free(),
         largest_on_stream=memory.largest_free(request.stream) if request else None,
+        spilled=spilled_at(trace, moment.event),
         holders=_holders(trace, memory),
         remedies=tuple(find_remedies(trace, memory, verdict, account, request, found, progress)),
     )
@@ -243,6 +248,8 @@ def _what(found: Explanation) -> str:
     moment, account, request = found.moment, found.account, found.request
     step = f" in step {moment.step}" if moment.step is not None else ""
     held = f"{format_size(account.allocated)} allocated and {format_size(account.reserved)} reserved"
+    if found.spilled:
+        held = f"{format_size(found.spilled)} spilled to host memory, {held}"
     if request is None:
         if moment.kind == "end":
             return f"The recording has no events; at its end there are {held}."

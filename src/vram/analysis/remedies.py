@@ -14,7 +14,7 @@ from typing import Any
 from vram.core.verdict import Account
 from vram.errors import VramError
 from vram.sizes import format_size
-from vram.trace import Lifetimes, Trace, peak_allocated
+from vram.trace import Lifetimes, Trace, find_moves, peak_allocated
 from vram.trace.lifetimes import with_served
 from vram.trace.model import COLUMNS
 from vram.trace.series import pages_move
@@ -35,6 +35,7 @@ SPILL_SECONDS = 5.0
 EXPECTED_REPLAYS = 14
 """About how many replays find the smallest limit of one allocator, for the progress bar."""
 SPILLED = "would complete with spill"
+SPILLED_MORE = "would complete with a larger spill"
 GIB = 1 << 30
 
 Progress = Callable[[int, int], None] | None
@@ -74,7 +75,8 @@ def find_remedies(
     of_torch = request.device_free is not None and not pages_move(trace)
     program = with_request(trace, memory)
     tried = _replayed(program, capacity, progress) if of_torch else []
-    spilled = _spilled(program, capacity, request, by_torch=of_torch)
+    name = SPILLED_MORE if find_moves(trace) else SPILLED
+    spilled = _spilled(program, capacity, request, name, by_torch=of_torch)
     tried += [] if spilled is None else [spilled]
     yield from sorted((each for each in tried if each.fits is not False), key=lambda each: not each.fits)
     yield from _plain(verdict, account, request, "torch.cuda.empty_cache()" if of_torch else "")
@@ -195,7 +197,9 @@ def _try(
     return Remedy(TRIED[policy], Setting(policy, {}).environment, fits, needs, _evidence(needs, capacity))
 
 
-def _spilled(program: Lifetimes, capacity: Capacity, request: Request, *, by_torch: bool) -> Remedy | None:
+def _spilled(
+    program: Lifetimes, capacity: Capacity, request: Request, name: str, *, by_torch: bool
+) -> Remedy | None:
     """Spilling to host memory under the lowest limit that the job can have had; None if it was not tried."""
     from vram.replay import Setting, replay
     from vram.replay.executors import run_within
@@ -216,7 +220,7 @@ def _spilled(program: Lifetimes, capacity: Capacity, request: Request, *, by_tor
     times = "" if spill.slowdown is None else f", about {spill.slowdown:.1f}x the time"
     host = f"{-(-spill.peak // GIB)}GiB"
     return Remedy(
-        SPILLED,
+        name,
         f"{Setting('vram', {}).environment} --spill {host}" if by_torch else f"VRAM_CONF=spill:{host}",
         fits=True,
         evidence=f"{format_size(spill.moved_in_step)} moved a step{times}",

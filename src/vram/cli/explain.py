@@ -143,7 +143,7 @@ def _draw_holders(found: Explanation, by: str, console: Console, stacks: bool) -
         return  # one group adds nothing to the account
     at = "" if found.moment.kind == "end" else f" --at {found.moment.event}"
     console.print()
-    held = max(1, found.account.allocated)
+    held = max(1, found.account.allocated + found.spilled)
     draw_grid(
         console,
         f"held by {by}|>size|>share|>blocks",

@@ -376,11 +376,12 @@ def _sentence(result: ReplayResult, report: ReplayReport) -> str:
     if (oom := result.oom) is not None:
         step = "" if oom["step"] is None else f" in step {oom['step']}"
         capacity = "" if report.capacity is None else f" of {format_size(report.capacity)}"
+        larger = "" if result.spill is None else ", a larger --spill"
         return (
             f"{result.policy} runs out of memory at event {oom['event']}{step}: "
             f"{format_size(oom['size'])} requested, {format_size(oom['allocated'])} allocated "
             f"and {format_size(oom['reserved'])} reserved{capacity}; "
-            "try a larger --capacity, or other settings with --conf."
+            f"try a larger --capacity{larger}, or other settings with --conf."
         )
     share = f", {result.driver_us / report.span_us:.2%} of the recorded time" if report.span_us else ""
     more = "more" if result.ratio >= 1 else "less"
@@ -405,10 +406,14 @@ def _spilled(spill: SpillTraffic) -> str:
             f"Under PyTorch, {format_size(spill.saved)} of saved tensors are copied to host memory ahead of "
             f"need, and back, which takes {_duration(spill.copied_us)} if nothing overlaps with computation. "
         )
+    back = ""
+    if spill.returns:
+        size = format_size(spill.moved_back - spill.saved_back)
+        back = f", and {size} back in {format_count(spill.returns, 'return')}"
     return (
         f"{saved}Spilling moves {format_size(spill.moved_out - spill.saved)}{other} to host memory in "
-        f"{format_count(spill.swaps, 'swap')} and {format_size(spill.moved_back - spill.saved_back)} back in "
-        f"{spill.returns}, which hold the streams for {_duration(spill.held_us - spill.copied_us)}. "
+        f"{format_count(spill.swaps, 'swap')}{back}. The streams are held for "
+        f"{_duration(spill.held_us - spill.copied_us)}. "
         f"If each block in host memory is read once in a step, {format_size(spill.read)} are read over the "
         f"bus in {_duration(spill.read_us)}. This affects {format_count(spill.steps, 'step')}{times}. "
         f"At most {format_size(spill.peak)} are in host memory, and creating its pages takes "

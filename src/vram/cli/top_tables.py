@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -21,14 +22,26 @@ def heading(status: Status) -> str:
     rate = sum(pool["rate"] for pool in status["pools"])
     held = sum(pool["allocated"] for pool in status["pools"])
     kept = sum(pool["reserved"] for pool in status["pools"])
-    away = sum(pool.get("spilled", 0) for pool in status["pools"])  # older processes do not tell
-    saved = sum(pool.get("spill", {}).get("saved_bytes", 0) for pool in status["pools"])
-    spilled = f", {format_size(away)} spilled" if away else ""
-    spilled += f", {format_size(saved)} of saved tensors in host memory" if saved else ""
     return (
         f"{status['program']} ({status['pid']}): {format_size(held)} allocated, {format_size(kept)} reserved"
-        f"{spilled} in {format_count(len(status['pools']), 'pool')}, {rate:,.0f} allocations/s"
+        f"{_spilled(status)} in {format_count(len(status['pools']), 'pool')}, {rate:,.0f} allocations/s"
     )
+
+
+def _spilled(status: Status) -> str:
+    """What is in host memory, and what was moved so far. Older processes do not tell."""
+    totals: Counter[str] = Counter()
+    for pool in status["pools"]:
+        totals.update({"spilled": pool.get("spilled", 0), **pool.get("spill", {})})
+    text = f", {format_size(totals['spilled'])} spilled" if totals["spilled"] else ""
+    if totals["moved_out_bytes"]:
+        text += (
+            f" ({format_size(totals['moved_out_bytes'])} moved to host memory so far, "
+            f"{format_size(totals['moved_back_bytes'])} back, streams held for {totals['seconds']:.3f} s)"
+        )
+    if totals["saved_bytes"]:
+        text += f", {format_size(totals['saved_bytes'])} of saved tensors in host memory"
+    return text
 
 
 def device_line(device: Status) -> str:
@@ -123,10 +136,10 @@ def _holder(holder: Status) -> tuple[_Keyed, Cells]:
         f"{frame.filename}:{frame.line} in {frame.name}" if frame else "(no stack; enable the stacks setting)"
     )
     tag = "(no tag)" if holder["tag"] is None else holder["tag"]
-    size, of_tag = holder["bytes"], holder["tag_bytes"]
+    size, of_tag, away = holder["bytes"], holder["tag_bytes"], holder.get("spilled", 0)
     return (
-        (tag, (of_tag, tag, size), place, holder["pool"], size, holder["count"]),
-        (tag, format_size(of_tag), place, str(holder["pool"]), format_size(size), f"{holder['count']:,}"),
+        (tag, (of_tag, tag, size), place, holder["pool"], size, away, holder["count"]),
+        (tag, format_size(of_tag), place, str(holder["pool"]), *_sizes(size, away), f"{holder['count']:,}"),
     )
 
 
@@ -146,6 +159,6 @@ TABLES = (
         1,
     ),
     Table("streams", "stream|pool|>live|>cached|>pending blocks", _stream, 2),
-    Table("holders", "tag|>of tag|allocated at|>pool|>bytes|>blocks", _holder, 1),
+    Table("holders", "tag|>of tag|allocated at|>pool|>bytes|>spilled|>blocks", _holder, 1),
     Table("processes", ">pid|process|device|>bytes", _process, 3),
 )

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from vram.arguments import real_number, require
+from vram.config import read_options
 from vram.errors import ConfigError, DeviceError
 from vram.sizes import parse_size
 from vram.trace import Lifetimes, Trace, find_steps, peak_allocated
@@ -235,6 +236,8 @@ def spilling(policy: str, conf: Mapping[str, object] | None, spill: int | str) -
         return settings
     if policy != SPILLING:
         raise ConfigError(f"only {SPILLING} spills to host memory, not {policy}", option="spill", value=spill)
+    if not read_options({"pages": settings.get("pages", True)}, ("core",))["pages"]:
+        raise ConfigError("spill moves pages: it has no effect with pages off", option="spill", value=spill)
     return {**settings, "spill": spill}
 
 

@@ -14,7 +14,7 @@ from vram.arguments import require
 from .model import Action, Frame, Trace
 from .series import events_of
 
-__all__ = ["RETURNED", "SPILLED", "Move", "find_moves", "moved_by_tag"]
+__all__ = ["RETURNED", "SPILLED", "Move", "find_moves", "moved_by_tag", "spilled_at"]
 
 SPILLED, RETURNED = Frame("vram", 0, "spill"), Frame("vram", 0, "return")
 
@@ -60,3 +60,20 @@ def moved_by_tag(trace: Trace) -> dict[str, tuple[int, int]]:
     for move in find_moves(trace):
         totals[move.tag][move.back] += move.size
     return {tag: (out, back) for tag, (out, back) in sorted(totals.items(), key=lambda item: -sum(item[1]))}
+
+
+def spilled_at(trace: Trace, event: int) -> int:
+    """Bytes of live allocations that are in host memory when an event happens."""
+    moves = {move.event: move for move in find_moves(trace) if move.event < event}
+    addresses = {move.address for move in moves.values()}
+    away: defaultdict[int, int] = defaultdict(int)
+    for each in events_of(trace, (Action.USER_DEFINED, Action.FREE_REQUESTED)) if moves else ():
+        if each >= event:
+            break
+        address = trace.address[each]
+        if each in moves:
+            move = moves[each]
+            away[address] += -move.size if move.back else move.size
+        elif address in addresses and trace.action[each] == Action.FREE_REQUESTED:
+            away[address] = 0
+    return sum(away.values())
