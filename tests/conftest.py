@@ -25,7 +25,14 @@ settings.register_profile(
 settings.register_profile("sanitize", settings.get_profile("default"), max_examples=20)
 settings.load_profile("default")
 
-KEPT = {"VRAM_GPU_SPILL_OPERATIONS", "VRAM_MUTANTS", "VRAM_NULL_GPU", "VRAM_SOAK_SECONDS", "VRAM_THOROUGH"}
+KEPT = {
+    "VRAM_GPU_SPILL_OPERATIONS",
+    "VRAM_GPU_SPILL_SECONDS",
+    "VRAM_MUTANTS",
+    "VRAM_NULL_GPU",
+    "VRAM_SOAK_SECONDS",
+    "VRAM_THOROUGH",
+}
 # What the user has set up must not change what the programs of tests print and do.
 for name in [*os.environ]:
     if (name.startswith("VRAM_") and name not in KEPT) or name in {

@@ -633,11 +633,13 @@ PyObject* set_oom_callback(PyObject* object, PyObject* function) {
 }
 
 // The same for callbacks whose result does not matter.
-void call_with(PyObject* const& callback, std::uint64_t bytes) {
+template <typename... Sizes>
+void call_with(PyObject* const& callback, Sizes... bytes) {
   const PyGILState_STATE state = PyGILState_Ensure();
   PyObject* function = Py_NewRef(callback == nullptr ? Py_None : callback);
-  PyObject* result =
-      function == Py_None ? Py_NewRef(Py_None) : PyObject_CallFunction(function, "K", wide(bytes));
+  const std::string format(sizeof...(bytes), 'K');
+  PyObject* result = function == Py_None ? Py_NewRef(Py_None)
+                                         : PyObject_CallFunction(function, format.c_str(), wide(bytes)...);
   const bool ends = result == nullptr && !PyErr_ExceptionMatches(PyExc_Exception);
   if (result == nullptr && !(ends && Waiting::interrupt())) PyErr_WriteUnraisable(function);
   Py_XDECREF(result);
@@ -663,16 +665,20 @@ PyObject* set_high_water(PyObject* object, PyObject* arguments) {
 // ---- spilling
 // ----------------------------------------------------------------------------------------------
 
-// set_spill_callback(function): function(bytes), called before pages move to the host because memory is full.
+// set_spill_callback(function): function(needed, moved), called before pages move to the host because memory
+// is full, with 0, and afterwards.
 PyObject* set_spill_callback(PyObject* object, PyObject* function) {
   if (!is_callback(function)) return nullptr;
   PyPool* self = self_of(object);
   const std::shared_ptr<Pool> pool = own_pool(object);
   if (pool == nullptr) Py_RETURN_NONE;
   Py_XSETREF(self->spill_callback, function == Py_None ? nullptr : Py_NewRef(function));
-  std::function<void(std::uint64_t)> hook;
-  if (function != Py_None) hook = [self](std::uint64_t bytes) { call_with(self->spill_callback, bytes); };
-  return done(self->pool.call([&](Allocator&) { pool->before_spill(hook); }), "set the spill callback");
+  std::function<void(std::uint64_t, std::uint64_t)> hook;
+  if (function != Py_None)
+    hook = [self](std::uint64_t needed, std::uint64_t moved) {
+      call_with(self->spill_callback, needed, moved);
+    };
+  return done(self->pool.call([&](Allocator&) { pool->around_spill(hook); }), "set the spill callback");
 }
 
 // Adds the labels of each tag in a sequence of names.
@@ -790,8 +796,13 @@ PyObject* bring_back(PyObject* object, PyObject* arguments) {
 // usage(restart_peak): returns live bytes, their peak, and how many of them are on host pages.
 PyObject* usage(PyObject* object, PyObject* restart_peak) {
   Usage usage;
+  const int restart = PyObject_IsTrue(restart_peak);
   const std::shared_ptr<Pool> pool = own_pool(object);
-  if (pool != nullptr) usage = pool->usage(restart_peak == Py_True);
+  if (restart < 0) return nullptr;
+  if (pool != nullptr) {
+    const Status status = self_of(object)->pool.call([&](Allocator&) { usage = pool->usage(restart != 0); });
+    if (!status.ok()) return raise(status, "look at the usage of the pool");
+  }
   return Py_BuildValue("(KKK)", wide(usage.live), wide(usage.peak_live), wide(usage.spilled));
 }
 
@@ -1381,8 +1392,8 @@ PyMethodDef methods[] = {
     {"resume_blocks", resume_blocks, METH_O,
      "resume_blocks(tag, /)\n--\n\nBack suspended allocations with memory again. Return the restored bytes."},
     {"set_spill_callback", set_spill_callback, METH_O,
-     "set_spill_callback(function, /)\n--\n\nfunction(bytes), called before memory moves to the host because "
-     "the device is full; None removes it."},
+     "set_spill_callback(function, /)\n--\n\nfunction(needed, moved), called before memory moves to the host "
+     "because the device is full, with 0, and afterwards; None removes it."},
     {"steer_spill", steer_spill, METH_VARARGS,
      "steer_spill(first, never, /)\n--\n\nNames of tags whose memory goes to the host first, or never."},
     {"steer_spill_allocations", steer_spill_allocations, METH_VARARGS,

@@ -72,7 +72,7 @@ vram._native.PoolCore.resume_blocks$:
         \doc
 
 vram._native.PoolCore.set_spill_callback$:
-    def set_spill_callback(self, function: Callable[[int], object] | None, /) -> None:
+    def set_spill_callback(self, function: Callable[[int, int], object] | None, /) -> None:
         \doc
 
 vram._native.PoolCore.steer_spill_allocations$:

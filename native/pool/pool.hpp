@@ -140,7 +140,9 @@ class Pool final : public Allocator {
   // What suspends allocations and leaves them usable; returns when it is done.
   Status park(const Wanted& wanted, std::uint64_t* moved) { return spiller_.park(wanted, moved); }
   Status unpark(const Wanted& wanted, std::uint64_t* moved) { return spiller_.unpark(wanted, moved); }
-  void before_spill(std::function<void(std::uint64_t)> hook) { spiller_.before(std::move(hook)); }
+  void around_spill(std::function<void(std::uint64_t, std::uint64_t)> hook) {
+    spiller_.around(std::move(hook));
+  }
   void steer_spill(std::function<SpillWish(std::uint32_t)> wish) { spiller_.steer(std::move(wish)); }
   void steer_spill(std::unordered_map<Address, SpillWish> wishes) {
     spiller_.steer_allocations(std::move(wishes));

@@ -47,12 +47,14 @@ Status Spiller::unpark(const Wanted& wanted, std::uint64_t* moved) {
   std::unique_lock<std::mutex> lock;
   if (!turn.ours()) return {Code::deadlock, 0, "prefetch"};
   if (Status status = begin("prefetch", lock); !status.ok()) return status;
-  caches_.drain_all();
-  lives_.complete();
-  const std::vector<bool> ours = pages_of(wanted, false);
-  std::vector<Index> pages = spilled_pages(0);
-  std::erase_if(pages, [&](Index page) { return !ours[page] || !stock().pages()[page].parked; });
-  return to_device(pages, lock, moved);
+  return return_all(
+      [&] {
+        const std::vector<bool> ours = pages_of(wanted, false);
+        std::vector<Index> pages = spilled_pages(0);
+        std::erase_if(pages, [&](Index page) { return !ours[page] || !stock().pages()[page].parked; });
+        return pages;
+      },
+      lock, moved);
 }
 
 std::uint64_t Spiller::parked_bytes() const {

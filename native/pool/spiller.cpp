@@ -337,6 +337,7 @@ Status Spiller::create_host_page(int size, std::unique_lock<std::mutex>& lock, I
   lock.unlock();
   Status status = backend_->host_page_create(bytes, &handle, &copies);
   lock.lock();
+  if (status.code == Code::out_of_memory) status.call = kHostPage;
   if (!status.ok()) return status;
   if (!fits()) {
     (void)backend_->host_page_release(handle, bytes, copies);
@@ -519,10 +520,23 @@ void Spiller::learn() {
 Status Spiller::make_room(std::uint64_t bytes, std::uint64_t wished, StreamState& taker,
                           std::unique_lock<std::mutex>& lock) {
   if (config_.spill == 0 || !backend_->info().host_pages) return {Code::unsupported, 0, "spill"};
-  const std::function<void(std::uint64_t)> hook = before_;
+  const std::function<void(std::uint64_t, std::uint64_t)> hook = hook_;
   const double patience = config_.spill_patience;
   lock.unlock();
-  if (hook) hook(bytes);
+  if (hook) hook(bytes, 0);
+  std::uint64_t moved = 0;
+  const Status status = move_out(bytes, wished, taker, patience, lock, &moved);
+  if (hook && moved != 0) {
+    lock.unlock();
+    hook(bytes, moved);
+    lock.lock();
+  }
+  return status;
+}
+
+// pre: the lock is not held; it is held afterwards.
+Status Spiller::move_out(std::uint64_t bytes, std::uint64_t wished, StreamState& taker, double patience,
+                         std::unique_lock<std::mutex>& lock, std::uint64_t* moved) {
   const Turn turn(state_.turn, patience);
   lock.lock();
   if (!turn.ours()) return {Code::deadlock, 0, "spill"};
@@ -544,10 +558,9 @@ Status Spiller::make_room(std::uint64_t bytes, std::uint64_t wished, StreamState
     enough = choose(bytes, 0, victims);
   }
   if (enough == 0) return {Code::out_of_memory, 0, "spill"};
-  std::uint64_t moved = 0;
   for (const std::size_t some : {victims.size(), enough}) {
     victims.resize(std::min(victims.size(), some));
-    const Status status = to_host(victims, &taker, lock, &moved);
+    const Status status = to_host(victims, &taker, lock, moved);
     if (status.ok())
       for (const SpillCandidate& each : victims) order_.note(each);
     // With less host memory than wished, what is needed goes.
@@ -685,14 +698,31 @@ Status Spiller::prefetch(Address address, std::uint64_t* moved) {
   if (Status status = begin("prefetch", lock); !status.ok()) return status;
   const Index block = space().containing(address);
   if (block == 0 || !blocks()[block].allocated()) return {Code::invalid, 0, "prefetch"};
-  caches_.drain_all();
-  lives_.complete();
-  return to_device(spilled_pages(block), lock, moved);
+  return return_all(
+      [&] {
+        const Index now = space().containing(address);
+        return now != 0 && blocks()[now].allocated() ? spilled_pages(now) : std::vector<Index>();
+      },
+      lock, moved);
 }
 
-void Spiller::before(std::function<void(std::uint64_t)> hook) {
+Status Spiller::return_all(const std::function<std::vector<Index>()>& pages,
+                           std::unique_lock<std::mutex>& lock, std::uint64_t* moved) {
+  caches_.drain_all();
+  lives_.complete();
+  const Status status = to_device(pages(), lock, moved);
+  if (status.code != Code::out_of_memory) return status;
+  // Freed memory that queued work still uses may be enough.
+  if (Status idle = lives_.wait_until_idle(lock); !idle.ok()) return idle;
+  std::uint64_t more = 0;
+  const Status again = to_device(pages(), lock, &more);
+  *moved += more;
+  return again;
+}
+
+void Spiller::around(std::function<void(std::uint64_t, std::uint64_t)> hook) {
   std::unique_lock<std::mutex> lock;
-  if (look(&lock)) before_.swap(hook);
+  if (look(&lock)) hook_.swap(hook);
 }
 
 void Spiller::steer(std::function<SpillWish(std::uint32_t)> wish) {

@@ -35,6 +35,8 @@ class Spiller : PoolPart {
  public:
   // Which allocations, by their tags; an empty one means all.
   using Wanted = std::function<bool(std::uint32_t)>;
+  // The call in a status that says that the host has no memory for a page.
+  static constexpr const char* kHostPage = "host_page_create";
 
   Spiller(PoolState& state, EventLog& log, Caches& caches, Pending& pending, StreamLives& lives,
           const Shares& shares)
@@ -69,8 +71,9 @@ class Spiller : PoolPart {
   void give_host_bytes(std::uint64_t bytes);
   Status release_host_bytes();
 
-  // Called with the bytes that are needed before pages are chosen, with no lock held.
-  void before(std::function<void(std::uint64_t)> hook);
+  // hook(needed, moved): called with no lock held before pages are chosen for a request, with 0, and after
+  // they have moved.
+  void around(std::function<void(std::uint64_t, std::uint64_t)> hook);
   // How tags wish to be treated; called under the mutex.
   void steer(std::function<SpillWish(std::uint32_t)> wish);
   // How allocations wish to be treated, by address; replaces what was said before. They must be live.
@@ -105,6 +108,11 @@ class Spiller : PoolPart {
                      std::vector<SpillCandidate>& candidates) const;
   Status to_host(const std::vector<SpillCandidate>& victims, const StreamState* taker,
                  std::unique_lock<std::mutex>& lock, std::uint64_t* moved);
+  Status move_out(std::uint64_t bytes, std::uint64_t wished, StreamState& taker, double patience,
+                  std::unique_lock<std::mutex>& lock, std::uint64_t* moved);
+  // Waits for queued work if there is too little memory; then pages() is asked again.
+  Status return_all(const std::function<std::vector<Index>()>& pages, std::unique_lock<std::mutex>& lock,
+                    std::uint64_t* moved);
   Status to_device(const std::vector<Index>& pages, std::unique_lock<std::mutex>& lock, std::uint64_t* moved);
   Status get_host_page(int size, std::unique_lock<std::mutex>& lock, Index* out);
   Status create_host_page(int size, std::unique_lock<std::mutex>& lock, Index* out);
@@ -126,7 +134,7 @@ class Spiller : PoolPart {
   std::unordered_map<Address, SpillWish> wishes_;
   SpillOrder order_;
   SpillPolicy policy_;  // instead of the order
-  std::function<void(std::uint64_t)> before_;
+  std::function<void(std::uint64_t, std::uint64_t)> hook_;
   SpillCounts counts_;
   std::atomic<std::uint64_t> used_by_others_{0};  // at most counts_.taken_bytes
 };

@@ -542,9 +542,9 @@ class PoolCore:
         Back suspended allocations with memory again. Return the restored bytes.
         """
 
-    def set_spill_callback(self, function: Callable[[int], object] | None, /) -> None:
+    def set_spill_callback(self, function: Callable[[int, int], object] | None, /) -> None:
         """
-        function(bytes), called before memory moves to the host because the device is full; None removes it.
+        function(needed, moved), called before memory moves to the host because the device is full, with 0, and afterwards; None removes it.
         """
 
     def steer_spill(self, first: Sequence[str], never: Sequence[str], /) -> None:

@@ -36,6 +36,8 @@ UNLIMITED = -1
 AUTO = "auto"
 AUTO_SHARE = 2
 """`spill="auto"` takes at most one in this many bytes of the free host memory."""
+LOCAL_PROCESSES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
+"""Variables in which launchers tell a process how many of its kind share the host."""
 KEPT_FREE = 1 / 64
 """The share of the memory that spilling keeps free at the peak of a step of PyTorch, for rounding and
 fragments."""
@@ -226,7 +228,7 @@ OPTIONS: dict[str, Option] = {
                "number of events to keep for each stream", live=False),
         Option("zero_on_allocate", "core", _bool, False, _BOOL, "fill new allocations with zeros"),
         Option("zero_on_free", "core", _bool, False, _BOOL, "fill freed memory with zeros"),
-        Option("spill", "core", _spill, 0, _SIZE + ", auto (half of the free host memory) or none",
+        Option("spill", "core", _spill, 0, _SIZE + ", auto (a safe share of the free host memory) or none",
                "maximum host memory to move cold memory to when the device is full"),
         Option("stacks", "pool", _stacks, "none", "none or python",
                "record the Python stack of every allocation, for leaks()", live=False),
@@ -362,9 +364,20 @@ def limit_bytes(limit: float, total: int | None) -> int:
     return max(1, int(limit * total))
 
 
-def spill_bytes(spill: int | str) -> int:
-    """Return the bytes of host memory that a pool may spill to."""
-    return free_host_memory() // AUTO_SHARE if spill == AUTO else whole_number(spill, "spill")
+def spill_bytes(spill: int | str, promised: int = 0) -> int:
+    """Return the bytes of host memory that a pool may spill to.
+
+    With "auto", it shares the host with other processes of the same job, and leaves to other pools what was
+    `promised` to them.
+    """
+    if spill != AUTO:
+        return whole_number(spill, "spill")
+    return max(0, free_host_memory() // _local_processes() - promised) // AUTO_SHARE
+
+
+def _local_processes() -> int:
+    counts = (os.environ.get(name, "") for name in LOCAL_PROCESSES)
+    return max(1, next((int(count) for count in counts if count.isdecimal()), 1))
 
 
 def free_host_memory() -> int:
@@ -381,16 +394,19 @@ def free_host_memory() -> int:
     return min(free)
 
 
-def parse_pool_options(settings: Mapping[str, object], *, capacity: int | None = None) -> dict[str, object]:
+def parse_pool_options(
+    settings: Mapping[str, object], *, capacity: int | None = None, promised: int = 0
+) -> dict[str, object]:
     """Return pool settings as the native core takes them. Only given ones are included, so none is reset.
 
-    `capacity` is the size of the device in bytes, for a limit given as a fraction of it.
+    `capacity` is the size of the device in bytes, for a limit given as a fraction of it; `promised` is host
+    memory that other pools may spill to.
     """
     options: dict[str, object] = read_options(settings, ("core",))
     if "limit" in options:
         options["limit"] = limit_bytes(options["limit"], capacity)  # type: ignore[arg-type]
     if "spill" in options:
-        options["spill"] = spill_bytes(options["spill"])  # type: ignore[arg-type]
+        options["spill"] = spill_bytes(options["spill"], promised)  # type: ignore[arg-type]
     return options
 
 
@@ -420,10 +436,13 @@ class Config(Mapping[str, Any]):
         self._given.update(read)
         return read
 
-    def core_options(self, total: int) -> dict[str, object]:
-        """Return every option of the native pool, for a device of `total` bytes."""
+    def core_options(self, total: int, promised: int = 0) -> dict[str, object]:
+        """Return every option of the native pool, for a device of `total` bytes.
+
+        `promised` is host memory that other pools may spill to.
+        """
         options = {name: self[name] for name, option in OPTIONS.items() if option.scope == "core"}
-        limit, spill = limit_bytes(options["limit"], total), spill_bytes(options["spill"])
+        limit, spill = limit_bytes(options["limit"], total), spill_bytes(options["spill"], promised)
         return {**options, "limit": limit, "spill": spill}
 
     def is_set(self, name: str) -> bool:

@@ -309,8 +309,7 @@ def test_in_a_replay_as_much_leaves_as_steps_lack() -> None:
     trace = training()
     result = engine.replay(trace, capacity=ENOUGH - LACKING, spill="1GiB")
     spill = result.spill
-    assert result.oom is None and result.peak_allocated == ENOUGH  # in the first step, when nothing had left
-    assert 0 < spill.moved_out - spill.saved <= 3 * LACKING
+    assert result.oom is None and 0 < spill.moved_out - spill.saved <= 3 * LACKING
     assert 4 * LACKING <= spill.saved <= 7 * 2 * LACKING
     assert spill.peak <= 3 * LACKING
     assert spill.held_us >= 2 * spill.saved / 55e3

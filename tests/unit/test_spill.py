@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 import vram
-from vram import ConfigError, Device, DeviceError, OutOfMemory, Pool
+from vram import ConfigError, Device, OutOfMemory, Pool, config
+from vram.analysis import explain
 from vram.config import free_host_memory
 from vram.core import spill
 from vram.core.journal import pool_trace
@@ -88,6 +89,24 @@ def test_usage_has_a_peak_of_its_own(pool: Pool) -> None:
     assert pool.usage(True) == (0, 3 * BLOCK, 0) and pool.usage(True) == (0, 0, 0)
 
 
+def test_usage_leaves_python_to_the_work_that_a_trim_waits_for() -> None:
+    device = Device.model("1GiB", pages=False, release_waits=True)
+    begun, looked = threading.Event(), threading.Event()
+
+    def late() -> None:  # the trim waits for it with the mutex of the pool
+        begun.set()
+        looked.wait(0.2)  # needs the GIL again afterwards
+
+    with Pool(device) as pool, vram.Stream(device) as stream, ThreadPoolExecutor(1) as executor:
+        pool.allocate("64MiB").free()
+        stream.launch(lambda: stream.launch(late))
+        trim = executor.submit(pool.trim, wait=True)
+        assert begun.wait(10)
+        pool.usage(False)
+        looked.set()
+        assert trim.result(10) == 64 * MIB
+
+
 @pytest.mark.parametrize("seed", range(48))
 def test_every_request_that_fits_the_device_is_served(seed: int) -> None:
     dice = random.Random(seed)
@@ -118,7 +137,7 @@ def test_small_pages_move_if_host_memory_is_too_small_for_large_ones(budget: int
 
 def test_a_request_gets_memory_that_others_free_while_it_waits_for_its_turn(pool: Pool) -> None:
     kept = [pool.allocate(BLOCK) for _ in range(8)]
-    pool.set_spill_callback(lambda needed: pool.suspend(keep="mapped"))  # after which nothing can move
+    pool.set_spill_callback(lambda *_: pool.suspend(keep="mapped"))  # after which nothing can move
     assert pool.allocate(BLOCK).spilled == 0
     assert pool.stats()["spill.parked_bytes"] == len(kept) * BLOCK
 
@@ -139,7 +158,7 @@ def test_it_is_off_by_default(device: Device) -> None:
         with pytest.raises(OutOfMemory, match=r'spill="4') as caught:
             pool.allocate(BLOCK)
         assert "spilled to host memory" not in str(caught.value)
-        with pytest.raises(DeviceError, match="needs a pool with pages and the option spill"):
+        with pytest.raises(ConfigError, match="needs a pool with the option spill"):
             kept[0].spill()
         assert pool.config()["spill"] == 0
         assert pool.spilled() == []
@@ -366,13 +385,58 @@ def test_options(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
         Pool("host", spill="1GiB")
 
 
-def test_pools_without_pages_do_not_spill(device: Device) -> None:
-    with Pool(device, spill="1GiB", pages=False) as pool:
-        kept = [pool.allocate(BLOCK) for _ in range(8)]
-        with pytest.raises(OutOfMemory):
+def test_auto_leaves_host_memory_to_other_pools_and_processes(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "free_host_memory", lambda: 64 << 30)
+    with (
+        Pool(device, spill="auto") as one,
+        Pool(device, spill="auto") as two,
+        Pool(device, spill="1GiB") as other,
+    ):
+        assert [pool.config()["spill"] >> 30 for pool in (one, two)] == [32, 16]
+        other.reconfigure({"spill": "auto"})
+        assert other.config()["spill"] >> 30 == 8
+        one.reconfigure({"spill": "auto"})
+        assert one.config()["spill"] >> 30 == 20
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    with Pool(device, spill="auto") as pool:
+        assert pool.config()["spill"] >> 30 == 4
+
+
+def test_pools_without_pages_do_not_spill(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="the option pages is off"):
+        Pool(device, spill="1GiB", pages=False)
+    monkeypatch.setenv("VRAM_CONF", "spill:1GiB")
+    with Pool(device, pages=False) as pool:
+        assert pool.config()["spill"] == 0
+        with pytest.raises(ConfigError, match="the option pages is off"):
+            pool.reconfigure({"spill": 1 << 30})
+        with pytest.raises(ConfigError, match="needs a pool with the option spill"):
+            pool.allocate(BLOCK).spill()
+
+
+def test_errors_name_the_memory_that_is_missing(device: Device) -> None:
+    with Pool(device, spill=2 * BLOCK) as pool:
+        kept = [pool.allocate(BLOCK) for _ in range(3)]
+        for buffer in kept[:2]:
+            buffer.spill()
+        with pytest.raises(OutOfMemory, match="does not allow so much host memory"):
+            kept[2].spill()
+        more = [pool.allocate(BLOCK) for _ in range(7)]
+        with pytest.raises(OutOfMemory, match="a larger spill, of which only 0 B are unused") as caught:
             pool.allocate(BLOCK)
-        with pytest.raises(DeviceError):
-            kept[0].spill()
+        assert len(more) == 7 and "So far, 8 MiB moved there and 0 B back" in str(caught.value)
+    with Pool(device, spill="1GiB") as pool:
+        buffer = pool.allocate(BLOCK)
+        device.backend.fail("host_page_create", nth=1, code="out_of_memory")
+        with pytest.raises(OutOfMemory, match="the host has no memory left"):
+            buffer.spill()
+    with Pool(device, spill="1GiB") as pool, vram.tag("kept by test_spill", spill="never"):
+        kept = [pool.allocate(BLOCK) for _ in range(8)]
+        with pytest.raises(OutOfMemory, match="has a tag with spill='never'"):
+            pool.allocate(BLOCK)
+        assert len(kept) == 8
 
 
 def test_suspend_and_spill_together(pool: Pool) -> None:
@@ -532,6 +596,64 @@ def test_everything_can_be_suspended_and_stay_usable(pool: Pool) -> None:
     assert pool.stats().spilled == 0
 
 
+@pytest.mark.parametrize("lag", [0, 1000])
+def test_what_was_freed_last_serves_memory_that_returns_by_hand(device: Device, lag: float) -> None:
+    device.backend.set_lag(lag)
+    with Pool(device, spill="64MiB") as pool:
+        mapped = pool.allocate(4 * BLOCK)
+        pool.suspend(keep="mapped")
+        pool.allocate(8 * BLOCK).free()
+        assert pool.resume() == 4 * BLOCK and mapped.spilled == 0
+        mapped.spill()
+        pool.allocate(8 * BLOCK).free()
+        assert mapped.prefetch() == 4 * BLOCK and mapped.spilled == 0
+
+
+def test_memory_moved_by_hand_stays_until_the_pool_is_short(pool: Pool) -> None:
+    buffer = pool.allocate(BLOCK)
+    buffer.spill()
+    following = spill._followed[id(pool)]
+    for _ in range(3):
+        following.look(pool)
+    assert buffer.spilled == BLOCK
+    kept = [pool.allocate(BLOCK) for _ in range(9)]  # one too many
+    del kept
+    gc.collect()
+    for _ in range(4):
+        following.look(pool)
+        pool.device.synchronize()
+        pool.device.backend.advance(1e5)
+    assert buffer.spilled == 0
+
+
+def test_an_explanation_has_what_was_in_host_memory(device: Device, tmp_path: Path) -> None:
+    with Pool(device, spill=2 * BLOCK) as pool, vram.record(pool, tmp_path / "run.vtrace"):
+        kept = [pool.allocate(BLOCK, tag="cold") for _ in range(10)]
+        kept[0].free()
+        kept.append(pool.allocate(BLOCK, tag="cold"))
+        with pytest.raises(OutOfMemory):
+            pool.allocate(BLOCK)
+        away = pool.stats().spilled
+        kept.pop().free()
+        kept[1].prefetch()  # what moves after the failure does not count
+        assert pool.stats().spilled < away
+    found = explain(vram.open(tmp_path / "run.vtrace"))
+    assert found.spilled == found.to_json()["spilled"] == away == 2 * BLOCK
+    assert "with 8 MiB spilled to host memory, 32 MiB allocated and 32 MiB reserved" in found.headline
+    assert "would complete with a larger spill" in [remedy.what for remedy in found.remedies]
+
+
+def test_the_log_says_once_that_memory_moved(device: Device, caplog: pytest.LogCaptureFixture) -> None:
+    with Pool(device, spill="1GiB") as pool:
+        with pytest.raises(OutOfMemory):
+            pool.allocate(100 * BLOCK)  # more than there is: nothing moves
+        assert caplog.messages == []
+        kept = [pool.allocate(BLOCK) for _ in range(12)]
+        assert len(kept) == 12
+    (line,) = caplog.messages
+    assert "4 MiB more needed): 4 MiB of cold memory moved to host memory" in line
+
+
 def test_resume_returns_only_what_was_suspended(pool: Pool) -> None:
     one, two = pool.allocate(BLOCK, tag="one"), pool.allocate(BLOCK)
     two.spill()
@@ -541,7 +663,7 @@ def test_resume_returns_only_what_was_suspended(pool: Pool) -> None:
 
 
 def test_what_needs_host_pages_says_so(device: Device) -> None:
-    with Pool(device) as plain, Pool("host") as host, Pool(device, spill="1GiB", pages=False) as fixed:
+    with Pool(device) as plain, Pool("host") as host, Pool(device, pages=False) as fixed:
         for pool in (plain, host, fixed):
             with pytest.raises(ConfigError, match="needs a pool with the option spill"):
                 pool.suspend(keep="mapped")

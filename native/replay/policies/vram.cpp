@@ -30,7 +30,8 @@ VramPolicy::VramPolicy(const PoolConfig& config, std::uint64_t capacity, double 
       us_before_(model_->driver_us()),
       spills_(config.spill != 0) {
   if (!spills_) return;
-  pool_.before_spill([this](std::uint64_t bytes) {
+  pool_.around_spill([this](std::uint64_t bytes, std::uint64_t moved) {
+    if (moved != 0) return;
     spilled_ = spilling_ = true;
     needed_ += bytes;
     (void)pool_.release_host_bytes();

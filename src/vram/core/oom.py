@@ -11,7 +11,7 @@ from typing import Any
 
 from vram.core.verdict import MEANINGS, Account, judge_request
 from vram.errors import OutOfMemory
-from vram.sizes import format_size
+from vram.sizes import format_count, format_size
 
 __all__ = ["explain_out_of_memory"]
 
@@ -52,6 +52,10 @@ def explain_out_of_memory(
         "host": 0,
         "spilled": 0,
         "saved": 0,
+        "moved_out": 0,
+        "moved_back": 0,
+        "held_seconds": 0.0,
+        "late": 0,
         **report,
         "can_spill": can_spill,
         "verdict": verdict,
@@ -148,13 +152,23 @@ def _spilled(facts: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"In addition, {format_size(facts['spilled'])} are spilled to host memory, where the pool holds "
             f"{format_size(facts['host'])} of at most {format_size(facts['spill'])} (spill)"
-            f"{_named(facts['spilled_tags'])}.{_saved(facts['saved'])}"
+            f"{_named(facts['spilled_tags'])}.{_saved(facts['saved'])}{_moves(facts)}"
         )
 
 
 def _saved(bytes: int) -> str:
     """What a framework has in host memory beside the pages."""
     return f" Saved tensors take {format_size(bytes)} of that limit, too." if bytes else ""
+
+
+def _moves(facts: Mapping[str, Any]) -> str:
+    """What spilling has done so far."""
+    if not facts["moved_out"]:
+        return ""
+    return (
+        f" So far, {format_size(facts['moved_out'])} moved there and {format_size(facts['moved_back'])} "
+        f"back, while streams were held for {facts['held_seconds']:.3f} s."
+    )
 
 
 def _named(tags: Mapping[str | None, int]) -> str:
@@ -199,9 +213,23 @@ def _remedies(size: int, facts: Mapping[str, Any], cross_stream: str) -> Iterato
     else:
         yield "freeing part of the allocated memory, or requesting less"
     if facts["spill"]:
-        yield "a larger spill, if it is used up, or tags with spill='never' on less memory"
+        yield _spill_remedy(size, facts)
     elif facts["can_spill"] and demand > capacity:
         yield f'spill="{format_size(demand - capacity)}" or more, which moves cold memory to host memory'
+
+
+def _spill_remedy(size: int, facts: Mapping[str, Any]) -> str:
+    """What would let more memory spill."""
+    left = max(0, facts["spill"] - facts["spilled"] - facts["saved"])
+    if left < size:
+        return f"a larger spill, of which only {format_size(left)} are unused"
+    if facts["late"]:
+        late = format_count(facts["late"], "swap")
+        return f"streams that respond: {late} to host memory ended because a stream did not arrive in time"
+    return (
+        "more memory that may spill: the rest is in use by a capture, has a tag with spill='never' or is "
+        "used on streams that vram does not know, or the host has no memory left"
+    )
 
 
 def _remedies_inside(size: int, facts: Mapping[str, Any], cross_stream: str) -> Iterator[str]:

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from vram import _native
 from vram.arguments import shown, whole_number
-from vram.config import OPTIONS, Config, limit_bytes, parse_pool_options, read_options
+from vram.config import AUTO, OPTIONS, Config, limit_bytes, parse_pool_options, read_options
 from vram.core.advice import Patterns, find_patterns
 from vram.core.buffer import Buffer
 from vram.core.closing import Closing
@@ -31,7 +31,18 @@ from vram.core.observer import closing, failures, register, resuming, suspending
 from vram.core.oom import explain_out_of_memory
 from vram.core.release import follow_threshold
 from vram.core.snapshot import Leak, Mark, Snapshot, Stack, leaks_of, mark_of
-from vram.core.spill import SavedTensors, Spilled, before_spill, look_after, spillable, spilled_of, steer
+from vram.core.spill import (
+    SavedTensors,
+    Spilled,
+    after_spill,
+    before_spill,
+    look_after,
+    promised_host_bytes,
+    spill_facts,
+    spillable,
+    spilled_of,
+    steer,
+)
 from vram.core.stats import Raw, Stats, Uncounted, counts_of
 from vram.core.tags import current_tag
 from vram.errors import ConfigError, DeviceError, OutOfMemory
@@ -65,6 +76,7 @@ class Pool(Closing, _native.PoolCore):
     """
 
     _title = "vram.Pool"
+    _auto_spill = False  # the option spill is "auto"
 
     def __init__(self, device: str | Device | None = None, **config: Any) -> None:
         """Create a pool; it takes nothing from the device before the first allocation."""
@@ -76,16 +88,20 @@ class Pool(Closing, _native.PoolCore):
 
     def _options(self, settings: Config, given: Mapping[str, object]) -> dict[str, object]:
         """The options of the native pool. `spill` of VRAM_CONF has no effect where memory cannot spill."""
-        options = settings.core_options(self._memory.total_bytes)
-        if not given.get("spill") and not spillable(self._memory):
+        options = settings.core_options(self._memory.total_bytes, promised_host_bytes(self))
+        self._auto_spill = settings["spill"] == AUTO
+        paged = bool(options.get("pages", True))
+        if not given.get("spill") and not (paged and spillable(self._memory)):
             return {**options, "spill": 0}
-        self._require_spillable(options)
+        self._require_spillable(options, paged=paged)
         return options
 
-    def _require_spillable(self, options: Mapping[str, object]) -> None:
-        if not options.get("spill") or spillable(self._memory):
+    def _require_spillable(self, options: Mapping[str, object], *, paged: bool) -> None:
+        if not options.get("spill") or (paged and spillable(self._memory)):
             return
-        why = "it is host memory already" if self._memory.host_accessible else "it cannot map host memory"
+        why = "the option pages is off"
+        if not spillable(self._memory):
+            why = "it is host memory already" if self._memory.host_accessible else "it cannot map host memory"
         raise ConfigError(
             f"spill does not apply to this memory: {why}", option="spill", value=options["spill"]
         )
@@ -216,12 +232,16 @@ class Pool(Closing, _native.PoolCore):
 
     def reconfigure(self, options: Mapping[str, object], /) -> None:
         """Change options of `vram.config` that can change while the pool is in use; the others stay."""
-        settings = parse_pool_options(options, capacity=self._memory.total_bytes)
+        settings = parse_pool_options(
+            options, capacity=self._memory.total_bytes, promised=promised_host_bytes(self)
+        )
         for name in settings:
             if not OPTIONS[name].live:
                 raise ConfigError(f"{name} cannot change; set it when you create the pool", option=name)
-        self._require_spillable(settings)
+        self._require_spillable(settings, paged=bool(self.config().get("pages", True)))
         super().reconfigure(settings)
+        if "spill" in settings:
+            self._auto_spill = read_options(options, ("core",))["spill"] == AUTO
         follow_threshold(self)
         self._tell_before_spill()
 
@@ -324,19 +344,18 @@ class Pool(Closing, _native.PoolCore):
             raise ConfigError(
                 f"keep={MAPPED!r} keeps contents under their addresses; omit store", option="store"
             )
-        self._require_spill()
+        self._require_spill(f"keep={MAPPED!r}", option="keep", value=MAPPED)
         before = self._reserved()
         self.park_blocks(tag)
         self.trim_to(0, True)
         return max(0, before - self._reserved())
 
-    def _require_spill(self) -> None:
+    def _require_spill(self, what: str, **facts: Any) -> None:
         if not self._can_spill() or not self.config().get("spill"):
             raise ConfigError(
-                f"keep={MAPPED!r} moves memory to host pages under the same addresses: it needs a pool with "
-                "the option spill, on a device that can map host memory",
-                option="keep",
-                value=MAPPED,
+                f"{what} moves memory to host pages under the same addresses: it needs a pool with the "
+                "option spill, on a device that can map host memory",
+                **facts,
             )
 
     def park_blocks(self, tag: str | None, /) -> int:
@@ -383,6 +402,7 @@ class Pool(Closing, _native.PoolCore):
 
     def spill_block(self, ptr: int, /) -> int:
         """Move an allocation to host memory; returns the bytes that moved."""
+        self._require_spill("spill()", option="spill")
         self._know_streams()
         steer(self)
         return super().spill_block(ptr)
@@ -412,10 +432,13 @@ class Pool(Closing, _native.PoolCore):
         if self.config().get("spill"):
             weak = weakref.ref(self)
 
-            def tell(needed: int) -> None:
-                if (pool := weak()) is not None:
-                    pool._know_streams()
-                    before_spill(pool, needed)
+            def tell(needed: int, moved: int) -> None:
+                if (pool := weak()) is None:
+                    return
+                if moved:
+                    return after_spill(pool, needed, moved)
+                pool._know_streams()
+                before_spill(pool, needed)
 
             self.set_spill_callback(tell)
             look_after(self)
@@ -754,17 +777,18 @@ def _weakly(pool: Pool) -> Callable[[int, int], bool]:
 def _out_of_memory(pool: _native.PoolCore, size: int, stream: int, report: dict[str, int]) -> OutOfMemory:
     """Called by the native core to explain its report, with no lock held, before it raises."""
     tags, pending, places, spilled = _holders(pool)
+    raw = pool.raw_stats()
     error = explain_out_of_memory(
         pool.device.name,
         size,
         stream,
-        {**report, "saved": pool._saved.bytes if isinstance(pool, Pool) else 0},
+        {**report, **spill_facts(raw)},
         tags=tags,
         pending_streams=pending,
         places=places,
         spilled_tags=spilled,
         cross_stream=pool.config()["cross_stream"],
-        rounding=_rounding(pool.raw_stats()),
+        rounding=_rounding(raw),
         callback_errors=pool._callbacks.take_errors() if isinstance(pool, Pool) else (),
         limit_name=pool._limit_name() if isinstance(pool, Pool) else "limit",
         can_spill=isinstance(pool, Pool) and pool._can_spill(),

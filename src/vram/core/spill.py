@@ -26,10 +26,13 @@ from vram.sizes import format_size
 __all__ = [
     "SavedTensors",
     "Spilled",
+    "after_spill",
     "before_spill",
     "look_after",
     "on_shortage",
     "postpone_return",
+    "promised_host_bytes",
+    "spill_facts",
     "spillable",
     "spilled_of",
     "steer",
@@ -62,7 +65,7 @@ class _Following:
     """Creates host memory for one pool ahead of need, and brings its memory back when there is room."""
 
     pool: weakref.ref[Any]
-    told: bool = False  # the log says that memory moves
+    short: bool = False  # memory had to move; the log says so
     ahead: int = 0  # bytes of host memory created since the last spill
     spills: int = 0  # when it was looked at last
     calm: int = 0  # seconds without a spill; negative: postponed
@@ -74,7 +77,7 @@ class _Following:
         raw = pool.raw_stats()
         spilled_since = raw["spill"]["spills"] != self.spills
         self.spills = raw["spill"]["spills"]
-        if self.spills > 0:
+        if self.short:
             self._bring_back(pool, spilled_since)
         if spilled_since:
             self.ahead = 0
@@ -147,6 +150,30 @@ class SavedTensors:
         return raw
 
 
+def spill_facts(raw: dict[str, Any]) -> dict[str, Any]:
+    """What spilling has done, for the report of an out-of-memory error; nothing for a driver's pool."""
+    spill = raw.get("spill", {})
+    return {
+        "saved": spill.get("saved", 0),
+        "moved_out": spill.get("spilled_bytes", 0),
+        "moved_back": spill.get("returned_bytes", 0),
+        "held_seconds": spill.get("seconds", 0.0),
+        "late": spill.get("late", 0),
+    }
+
+
+def promised_host_bytes(asking: Any) -> int:
+    """Return the host memory that other pools with `spill="auto"` may still take."""
+    pools = [pool for following in tuple(_followed.values()) if (pool := following.pool()) is not None]
+    promised = 0
+    for pool in pools:
+        if pool is asking or pool.closed or not pool._auto_spill:
+            continue
+        raw = pool.raw_stats()
+        promised += max(0, pool.config()["spill"] - raw["host"] - raw["spill"]["taken_bytes"])
+    return promised
+
+
 def spillable(memory: Any) -> bool:
     """Whether memory of this backend can spill; the host may read its own at any time, so it stays."""
     return bool(memory.host_pages and not memory.host_accessible)
@@ -186,19 +213,24 @@ def before_spill(pool: Any, needed: int) -> None:
     for callback in tuple(_shortage):
         callback(pool, needed)
     steer(pool)
+
+
+def after_spill(pool: Any, needed: int, moved: int) -> None:
+    """Log that memory moved to the host because the pool needed `needed` bytes more than it had; once."""
     look_after(pool)
     following = _followed[id(pool)]
-    if following.told:
+    if following.short:
         return
-    following.told = True
+    following.short = True
     raw = pool.raw_stats()
     _log.warning(
-        "%s is full (%s reserved, %s more needed): cold memory moves to host memory from now on, up to %s. "
-        "Addresses stay the same. Kernels read it there over the bus (%s), so they become slower; "
-        "stats() and spilled() show how much there is.",
+        "%s is full (%s reserved, %s more needed): %s of cold memory moved to host memory. More will move "
+        "when necessary, up to %s. Addresses stay the same. Kernels read this memory over the bus (%s), so "
+        "they become slower; stats() and spilled() show how much there is.",
         pool.device.name,
         format_size(raw["reserved"]["current"]),
         format_size(needed),
+        format_size(moved),
         format_size(pool.config()["spill"]),
         BUS_SPEED,
     )
