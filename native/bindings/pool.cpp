@@ -796,11 +796,12 @@ PyObject* bring_back(PyObject* object, PyObject* arguments) {
 // usage(restart_peak): returns live bytes, their peak, and how many of them are on host pages.
 PyObject* usage(PyObject* object, PyObject* restart_peak) {
   Usage usage;
-  const int restart = PyObject_IsTrue(restart_peak);
   const std::shared_ptr<Pool> pool = own_pool(object);
-  if (restart < 0) return nullptr;
+  if (!PyBool_Check(restart_peak))
+    return PyErr_Format(PyExc_TypeError, "restart_peak must be a bool, not %R", restart_peak);
   if (pool != nullptr) {
-    const Status status = self_of(object)->pool.call([&](Allocator&) { usage = pool->usage(restart != 0); });
+    const bool restart = restart_peak == Py_True;
+    const Status status = self_of(object)->pool.call([&](Allocator&) { usage = pool->usage(restart); });
     if (!status.ok()) return raise(status, "look at the usage of the pool");
   }
   return Py_BuildValue("(KKK)", wide(usage.live), wide(usage.peak_live), wide(usage.spilled));

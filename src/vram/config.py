@@ -370,6 +370,7 @@ def spill_bytes(spill: int | str, promised: int = 0) -> int:
     With "auto", it shares the host with other processes of the same job, and leaves to other pools what was
     `promised` to them.
     """
+    promised = whole_number(promised, "promised")
     if spill != AUTO:
         return whole_number(spill, "spill")
     return max(0, free_host_memory() // _local_processes() - promised) // AUTO_SHARE
@@ -403,6 +404,7 @@ def parse_pool_options(
     memory that other pools may spill to.
     """
     options: dict[str, object] = read_options(settings, ("core",))
+    promised = whole_number(promised, "promised")
     if "limit" in options:
         options["limit"] = limit_bytes(options["limit"], capacity)  # type: ignore[arg-type]
     if "spill" in options:

@@ -41,6 +41,25 @@ MODEL = """
     def moved():
         return pool.stats()["spill.moved_out_bytes"]
 """
+STEERED = """
+    for _ in range(3):
+        step()
+    import gc
+    import vram.torch.spill
+    activations, = [each for each in gc.get_objects() if isinstance(each, vram.torch.spill._Activations)]
+    def leave_at_once():
+        activations.policy.__dict__.pop("let_leave", None)
+        activations.policy._slack, activations.policy._next_read = 1 << 40, 0
+    def stay():
+        activations.policy.let_leave = lambda: None
+
+    class Wrapped(nn.Module):
+        def __init__(self, function):
+            super().__init__()
+            self.function = function
+        def forward(self, *args):
+            return self.function(*args)
+"""
 ENOUGH = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 SHORT = {**ENOUGH, "LIMIT": "800MiB"}  # without a limit it takes 1.4 GiB
 
@@ -207,27 +226,16 @@ def test_nothing_leaves_if_it_cannot_lower_the_peak() -> None:
     assert late == 0
 
 
-BY_HAND = """
-import gc
-import vram.torch.spill
-for _ in range(3):
-    step()
-activations, = [each for each in gc.get_objects() if isinstance(each, vram.torch.spill._Activations)]
-activations.policy._slack = 1 << 40  # everything leaves as soon as it is saved
-let_leave = activations.policy.let_leave
-"""
-
-
 def test_an_exception_while_tensors_leave_harms_no_graph() -> None:
     """It may be Ctrl-C, or come from the handler of another signal, between any two steps."""
     assert "done" in output(
         MODEL,
-        BY_HAND,
+        STEERED,
         """
         tensor = torch.ones(8 << 20, device="cuda")
-        activations.policy.let_leave = lambda: None
+        stay()
         saved = [activations.pack(tensor) for _ in range(4)]
-        activations.policy.let_leave = let_leave
+        leave_at_once()
         dropped = 0
         drop = vram.torch.spill._Saved.drop
         def interrupted(each):
@@ -253,18 +261,18 @@ def test_an_exception_while_tensors_leave_harms_no_graph() -> None:
 def test_the_collector_may_free_saved_tensors_while_others_leave() -> None:
     assert "done" in output(
         MODEL,
-        BY_HAND,
+        STEERED,
         """
         weak_reference = activations.weak_reference
         for count in range(40):
             tensor = torch.ones(8 << 20, device="cuda")
-            activations.policy.let_leave = lambda: None
+            stay()
             gc.collect()
             gc.disable()
             cycle = [activations.pack(tensor) for _ in range(30)]
             cycle.append(cycle)
             del cycle
-            activations.policy.let_leave = let_leave
+            leave_at_once()
             def collect_soon(storage):
                 gc.set_threshold(gc.get_count()[0] + count)
                 gc.enable()
@@ -284,7 +292,7 @@ def test_the_collector_may_free_saved_tensors_while_others_leave() -> None:
 def test_quantized_tensors_stay() -> None:
     assert "done" in output(
         MODEL,
-        BY_HAND,
+        STEERED,
         """
         plain = torch.ones(8 << 20, device="cuda")
         assert activations.pack(torch.quantize_per_tensor(plain, 0.1, 0, torch.qint8)) is None
@@ -297,13 +305,9 @@ def test_quantized_tensors_stay() -> None:
 def test_a_tensor_that_is_saved_again_leaves_once() -> None:
     assert "done" in output(
         MODEL,
+        STEERED,
         """
-        import gc
-        import vram.torch.spill
-        for _ in range(3):
-            step()
-        activations, = [each for each in gc.get_objects() if isinstance(each, vram.torch.spill._Activations)]
-        activations.policy._slack = 1 << 40  # everything leaves as soon as it is saved
+        leave_at_once()
         tensor = torch.ones(8 << 20, device="cuda")
         first = activations.pack(tensor)
         assert first.entry.storage is None
@@ -323,24 +327,6 @@ def test_a_tensor_that_is_saved_again_leaves_once() -> None:
         """,
         **SHORT,
     )
-
-
-STEERED = """
-    for _ in range(3):
-        step()
-    import gc
-    import vram.torch.spill
-    activations, = [each for each in gc.get_objects() if isinstance(each, vram.torch.spill._Activations)]
-    def leave_at_once():
-        activations.policy._slack, activations.policy._next_read = 1 << 40, 0
-
-    class Wrapped(nn.Module):
-        def __init__(self, function):
-            super().__init__()
-            self.function = function
-        def forward(self, *args):
-            return self.function(*args)
-"""
 
 
 @pytest.mark.parametrize("count", [16, 8 << 20], ids=["small", "large"])
@@ -718,7 +704,7 @@ def test_an_emptied_storage_and_the_next_at_its_address_are_told_apart(away: boo
 
         def forward(x):
             gathered = torch.ones(1 << 20, device="cuda")
-            if {away}: leave_at_once()
+            leave_at_once() if {away} else stay()
             y, at = Keep.apply(x, gathered), gathered.data_ptr()
             torch.cuda.synchronize()
             gathered.untyped_storage().resize_(0)

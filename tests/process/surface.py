@@ -129,6 +129,7 @@ ARGUMENTS: dict[str, Arguments] = {
     "bring_back": lambda world: (MIB,),
     "create_ahead": lambda world: (MIB, MIB),
     "take_host_bytes": lambda world: (0,),
+    "usage": lambda world: (True,),
     "give_host_bytes": lambda world: (0,),
     "release_host_bytes": lambda world: (),
     "trim_to": lambda world: (0, False),
