@@ -96,3 +96,21 @@ def test_a_monitored_process_has_a_page_of_its_own(open_tab: Callable[..., Any])
         tab.wait(
             "!document.querySelector('table.pools tbody tr td:nth-child(3)').innerText.includes('64 MiB')"
         )
+
+
+def test_spilled_memory_is_shown_by_pool_and_by_tag(open_tab: Callable[..., Any]) -> None:
+    pytest.importorskip("vram._native")
+    monitoring = pytest.importorskip("vram.observe.monitor", reason="vram.monitor is not in this version")
+    import vram
+
+    pool = vram.Pool(vram.Device.model("64MiB"), spill="64MiB")
+    with monitoring.monitor(web=True, interval=0.2) as monitor, pool:
+        cold, warm = pool.allocate(16 * MIB, tag="cold"), pool.allocate(8 * MIB, tag="warm")
+        tab = open_tab(monitor.page.url, wait="table.pools tbody tr")
+        assert tab.page.locator("p.moved").count() == 0
+        cold.spill()
+        tab.page.wait_for_selector("p.moved")
+        assert "16 MiB moved to host memory, 0 B back, streams held for " in tab.text("p.moved")
+        tab.wait("document.querySelector('section.live').innerText.includes('cold\\t16 MiB\\t16 MiB')")
+        assert "warm\t8 MiB\t0 B" in tab.text("section.live")
+        del warm
