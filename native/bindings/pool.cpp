@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <unordered_map>
 
 #include "backends/model.hpp"
@@ -1170,6 +1171,31 @@ PyObject* raw_holders(PyObject* object, PyObject*) {
   });
 }
 
+// A list of (tag, bytes, moved_out_bytes, moved_back_bytes, seconds).
+PyObject* raw_spill_by_tag(PyObject* object, PyObject*) {
+  PyPool* self = self_of(object);
+  std::unordered_map<std::uint32_t, SpillOfLabel> labels;
+  if (const std::shared_ptr<Pool> pool = own_pool(object)) {
+    const Status status = self->pool.call([&](Allocator&) { labels = pool->spill_by_label(); });
+    if (!status.ok()) return raise(status, "read what has spilled");
+  }
+  return guarded([&] {
+    std::map<std::uint32_t, SpillOfLabel> tags;
+    for (const auto& [label, each] : labels) {
+      SpillOfLabel& sum = tags[tag_of(label)];
+      sum.bytes += each.bytes;
+      sum.moved_out_bytes += each.moved_out_bytes;
+      sum.moved_back_bytes += each.moved_back_bytes;
+      sum.seconds += each.seconds;
+    }
+    nb::list list;
+    for (const auto& [tag, sum] : tags)
+      list.append(nb::make_tuple(tag_object(self, tag), sum.bytes, sum.moved_out_bytes, sum.moved_back_bytes,
+                                 sum.seconds));
+    return list;
+  });
+}
+
 PyObject* journal_start(PyObject* object, PyObject* argument) {
   static PyObject* config_error = nullptr;
   std::uint64_t entries = 0;
@@ -1455,6 +1481,8 @@ PyMethodDef methods[] = {
     {"raw_holders", raw_holders, METH_NOARGS,
      "raw_holders()\n--\n\nLive blocks by tag and stack: (tag, stack, blocks, bytes, requested, "
      "spilled) each."},
+    {"raw_spill_by_tag", raw_spill_by_tag, METH_NOARGS,
+     "raw_spill_by_tag()\n--\n\nReturn what spilling has moved, and what is in host memory now, by tag."},
     {"journal_start", journal_start, METH_O,
      "journal_start(entries, /)\n--\n\nKeep this many events for each stream; 0 turns the journal off."},
     {"info", info, METH_O, "info(ptr, /)\n--\n\nReturn what is known about a live allocation."},

@@ -171,6 +171,14 @@ vram._native.PoolCore.raw_holders$:
     def raw_holders(self) -> list[tuple[str | None, tuple[Frame, ...], int, int, int, int]]:
         \doc
 
+vram._native.PoolCore.raw_spill_by_tag$:
+    def raw_spill_by_tag(self) -> list[tuple[str | None, int, int, int, float]]:
+        \doc
+
+vram._native.PoolCore.usage$:
+    def usage(self, restart_peak: bool, /) -> tuple[int, int, int]:
+        \doc
+
 vram._native.PoolCore.journal_start$:
     def journal_start(self, entries: int, /) -> None:
         \doc

@@ -97,6 +97,14 @@ struct SpillCounts {
   std::uint64_t taken_bytes = 0;  // of the option, that others use or keep
 };
 
+// The part of allocations with one label in it.
+struct SpillOfLabel {
+  std::uint64_t bytes = 0;  // on host pages now
+  std::uint64_t moved_out_bytes = 0;
+  std::uint64_t moved_back_bytes = 0;
+  double seconds = 0;  // of the time that streams were held, its share by bytes
+};
+
 struct StreamStats {
   StreamHandle handle = 0;
   std::uint64_t live = 0;

@@ -137,6 +137,7 @@ class Pool final : public Allocator {
   Status prefetch(Address address, std::uint64_t* moved) { return spiller_.prefetch(address, moved); }
   // Bytes of that allocation that are on the host.
   Status spilled(Address address, std::uint64_t* bytes) const { return spiller_.spilled(address, bytes); }
+  std::unordered_map<std::uint32_t, SpillOfLabel> spill_by_label() const { return spiller_.by_label(); }
   // What suspends allocations and leaves them usable; returns when it is done.
   Status park(const Wanted& wanted, std::uint64_t* moved) { return spiller_.park(wanted, moved); }
   Status unpark(const Wanted& wanted, std::uint64_t* moved) { return spiller_.unpark(wanted, moved); }

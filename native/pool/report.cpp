@@ -80,13 +80,10 @@ std::uint64_t Report::bytes_on(bool (*counts)(const Page&)) const {
   for (Index i = 1; i < pages.end(); ++i) {
     const Page& page = pages[i];
     if (page.holder == 0 || !counts(page)) continue;
-    const Units from = std::uint64_t{stock().mappings()[page.holder].slot} * kSlotUnits;
-    const Units to = from + page.slots() * kSlotUnits;
-    for (Index b = space().block_at(from); b != 0 && blocks()[b].offset < to; b = blocks()[b].after) {
-      const Block& block = blocks()[b];
-      if (block.is(BlockState::none) || block.is(BlockState::free)) continue;
-      bytes += bytes_of(std::min(block.end(), to) - std::max(block.offset, from));
-    }
+    each_block_on(page, [&](Index block, Units units) {
+      const bool used = !blocks()[block].is(BlockState::none) && !blocks()[block].is(BlockState::free);
+      bytes += used ? bytes_of(units) : 0;
+    });
   }
   return bytes;
 }

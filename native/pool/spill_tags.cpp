@@ -1,5 +1,5 @@
-// Spilling by tag: moving everything under some tags to the host by hand, where it stays; and what the
-// journal says of every swap. See spiller.hpp.
+// Spilling by tag: moving everything under some tags to the host by hand, where it stays; and what every swap
+// moved, for the journal and the statistics. See spiller.hpp.
 #include <algorithm>
 #include <new>
 
@@ -65,36 +65,53 @@ std::uint64_t Spiller::parked_bytes() const {
   return bytes;
 }
 
-// One event for each live block, with its bytes on the pages that moved. If the host has no memory for the
-// list, the journal does not have them.
-void Spiller::note_moves(const std::vector<Move>& moves, Action action) {
-  std::vector<std::pair<Index, std::uint64_t>> moved;
+// Counts what moved by label, and notes one event for each live block, with its bytes on the pages that
+// moved. If the host has no memory for the list, some are missing in both.
+void Spiller::note_moves(const std::vector<Move>& moves, double seconds, Action action) {
   try {
+    std::uint64_t all = 0;
+    std::vector<std::pair<Index, std::uint64_t>> moved;
     for (const Move& move : moves) {
+      if (!move.exchanged) continue;
+      all += move.bytes;
       const Page& page = stock().pages()[move.to];
-      if (!move.exchanged || page.holder == 0) continue;
-      const Units first = stock().mappings()[page.holder].slot * Units{kSlotUnits};
-      const Units past = first + page.slots() * Units{kSlotUnits};
-      for (Index b = space().block_at(first); b != 0 && blocks()[b].offset < past; b = blocks()[b].after) {
-        const Block& block = blocks()[b];
-        const Units units = std::min(block.end(), past) - std::max(block.offset, first);
-        if (block.allocated()) moved.emplace_back(b, bytes_of(units));
-      }
+      if (page.holder == 0) continue;
+      each_block_on(page, [&](Index b, Units units) {
+        if (blocks()[b].allocated()) moved.emplace_back(b, bytes_of(units));
+      });
+    }
+    std::sort(moved.begin(), moved.end());
+    for (std::size_t i = 0; i < moved.size();) {
+      const Index b = moved[i].first;
+      std::uint64_t bytes = 0;
+      for (; i < moved.size() && moved[i].first == b; ++i) bytes += moved[i].second;
+      const Block& block = blocks()[b];
+      StreamState& owner = owner_of(block);
+      std::lock_guard guard(owner.lock);
+      if (!block.allocated()) continue;
+      SpillOfLabel& label = moved_[block.tag];
+      (action == Action::spilled ? label.moved_out_bytes : label.moved_back_bytes) += bytes;
+      label.seconds += seconds * static_cast<double>(bytes) / static_cast<double>(all);
+      log_.note(owner, action, space().address_of(block), bytes, block.tag, block.serial);
     }
   } catch (const std::bad_alloc&) {
-    return;
   }
-  std::sort(moved.begin(), moved.end());
-  for (std::size_t i = 0; i < moved.size();) {
-    const Index b = moved[i].first;
-    std::uint64_t bytes = 0;
-    for (; i < moved.size() && moved[i].first == b; ++i) bytes += moved[i].second;
-    const Block& block = blocks()[b];
-    StreamState& owner = owner_of(block);
-    std::lock_guard guard(owner.lock);
-    if (block.allocated())
-      log_.note(owner, action, space().address_of(block), bytes, block.tag, block.serial);
+}
+
+std::unordered_map<std::uint32_t, SpillOfLabel> Spiller::by_label() const {
+  std::unique_lock<std::mutex> lock;
+  if (!look(&lock)) return {};
+  std::unordered_map<std::uint32_t, SpillOfLabel> result = moved_;
+  const Slab<Page>& pages = stock().pages();
+  for (Index i = 1; i < pages.end() && stock().spilled_bytes() != 0; ++i) {
+    if (!pages[i].spilled()) continue;
+    each_block_on(pages[i], [&](Index b, Units units) {
+      const Block& block = blocks()[b];
+      std::lock_guard guard(owner_of(block).lock);
+      if (block.allocated()) result[block.tag].bytes += bytes_of(units);
+    });
   }
+  return result;
 }
 
 }  // namespace vram

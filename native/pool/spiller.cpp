@@ -74,6 +74,7 @@ class Spiller::Swap {
     s_.stock().begin_move(to);
   }
   const std::vector<Move>& moves() const { return moves_; }
+  double seconds() const { return seconds_; }  // that it held the streams
 
   // pre: all are paired. Returns with the mutex.
   Status run(bool to_host);
@@ -92,6 +93,7 @@ class Spiller::Swap {
   Spiller& s_;
   std::unique_lock<std::mutex>& lock_;
   std::vector<Move> moves_;
+  double seconds_ = 0;
   bool lost_ = false;  // the device does not say whether the copies have ended
   // Where the device pages of a return are mapped meanwhile, one behind the other; the first `lent_` are.
   Address addresses_ = 0;
@@ -186,8 +188,8 @@ Status Spiller::Swap::run(bool to_host) {
     take_addresses();
   }
   if (!lock_.owns_lock()) lock_.lock();
-  const std::chrono::duration<double> took = Clock::now() - held;
-  if (held != Clock::time_point()) s_.counts_.seconds += took.count();
+  if (held != Clock::time_point()) seconds_ = std::chrono::duration<double>(Clock::now() - held).count();
+  s_.counts_.seconds += seconds_;
   s_.counts_.late += status.code == Code::not_ready || status.code == Code::deadlock;
   s_.counts_.failures += status.code == Code::failed;
   return status;
@@ -422,28 +424,22 @@ Status Spiller::release_host_bytes() {
 
 // No cache takes the blocks of a page on the host when they are freed, so that no request gets them.
 void Spiller::mark_blocks(Index page) {
-  const Mapping& at = stock().mappings()[stock().pages()[page].holder];
-  const Units end = (at.slot + stock().pages()[page].slots()) * kSlotUnits;
-  for (Index b = space().block_at(std::uint64_t{at.slot} * kSlotUnits); b != 0 && blocks()[b].offset < end;
-       b = blocks()[b].after) {
+  each_block_on(stock().pages()[page], [&](Index b, Units) {
     Block& block = blocks()[b];
     std::lock_guard guard(owner_of(block).lock);
     // A cached block may become live before it is drained.
     if (block.is(BlockState::live) || block.is(BlockState::cached)) block.used_elsewhere = true;
-  }
+  });
 }
 
 void Spiller::unmark_blocks(Index page) {
-  const Mapping& at = stock().mappings()[stock().pages()[page].holder];
-  const Units end = (at.slot + stock().pages()[page].slots()) * kSlotUnits;
-  for (Index b = space().block_at(std::uint64_t{at.slot} * kSlotUnits); b != 0 && blocks()[b].offset < end;
-       b = blocks()[b].after) {
+  each_block_on(stock().pages()[page], [&](Index b, Units) {
     Block& block = blocks()[b];
-    if (pending_.uses_of(b) != nullptr || shares_.shared(b) || space().growing(block)) continue;
-    if (block.is(BlockState::free) || spilled_bytes(block) != 0) continue;
+    if (pending_.uses_of(b) != nullptr || shares_.shared(b) || space().growing(block)) return;
+    if (block.is(BlockState::free) || spilled_bytes(block) != 0) return;
     std::lock_guard guard(owner_of(block).lock);
     if (block.is(BlockState::live)) block.used_elsewhere = false;
-  }
+  });
 }
 
 // Moves the victims to host pages; all or none, unless the device fails. Their device pages go to the taker.
@@ -471,7 +467,7 @@ Status Spiller::to_host(const std::vector<SpillCandidate>& victims, const Stream
       exchanged.push_back(move.from);
       if (stock().pages()[move.to].holder != 0) mark_blocks(move.to);
     }
-    note_moves(swap.moves(), Action::spilled);
+    note_moves(swap.moves(), swap.seconds(), Action::spilled);
   }
   for (const Index page : exchanged)
     if (taker != nullptr && stock().pages()[page].free()) stock().transfer(page, taker->number, 0);
@@ -634,7 +630,7 @@ Status Spiller::to_device(const std::vector<Index>& which, std::unique_lock<std:
       *moved += move.bytes;
       if (stock().pages()[move.to].holder != 0) unmark_blocks(move.to);
     }
-    note_moves(swap.moves(), Action::returned);
+    note_moves(swap.moves(), swap.seconds(), Action::returned);
   }
   if (*moved != 0) ++counts_.returns;
   counts_.returned_bytes += *moved;

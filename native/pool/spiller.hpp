@@ -83,6 +83,8 @@ class Spiller : PoolPart {
   std::uint64_t parked_bytes() const;  // under the mutex
   // Bytes of the block that are on host pages; of its units from `from` up to `to` only. Under the mutex.
   std::uint64_t spilled_bytes(const Block& block, Units from = 0, Units to = ~Units{0}) const;
+  // What was moved, by the labels of the allocations.
+  std::unordered_map<std::uint32_t, SpillOfLabel> by_label() const;
   // Of the allocation that contains the address.
   Status spilled(Address address, std::uint64_t* bytes) const;
 
@@ -120,7 +122,7 @@ class Spiller : PoolPart {
   Status get_device_page(int size, StreamNumber stream, Index* out);
   void mark_blocks(Index page);
   void unmark_blocks(Index page);
-  void note_moves(const std::vector<Move>& moves, Action action);
+  void note_moves(const std::vector<Move>& moves, double seconds, Action action);
   std::vector<bool> pages_of(const Wanted& wanted, bool others) const;
   std::vector<Index> spilled_pages(Index only) const;
   std::uint64_t room() const;
@@ -136,7 +138,8 @@ class Spiller : PoolPart {
   SpillPolicy policy_;  // instead of the order
   std::function<void(std::uint64_t, std::uint64_t)> hook_;
   SpillCounts counts_;
-  std::atomic<std::uint64_t> used_by_others_{0};  // at most counts_.taken_bytes
+  std::unordered_map<std::uint32_t, SpillOfLabel> moved_;  // by label, without what is there now
+  std::atomic<std::uint64_t> used_by_others_{0};           // at most counts_.taken_bytes
 };
 
 }  // namespace vram

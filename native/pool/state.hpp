@@ -114,6 +114,14 @@ class PoolPart {
   PageStock& stock() const { return placement_.stock(); }
   Blocks& blocks() const { return placement_.space().blocks(); }
   StreamState& owner_of(const Block& block) const { return state_.owner_of(block); }
+  // visit(block, units): the blocks on a held page, with how much of each is there.
+  template <typename Visit>
+  void each_block_on(const Page& page, Visit visit) const {
+    const Units from = std::uint64_t{stock().mappings()[page.holder].slot} * kSlotUnits;
+    const Units to = from + page.slots() * kSlotUnits;
+    for (Index b = space().block_at(from); b != 0 && blocks()[b].offset < to; b = blocks()[b].after)
+      visit(b, std::min(blocks()[b].end(), to) - std::max(blocks()[b].offset, from));
+  }
   // The stream to which the block returns.
   StreamState& home_of(const Block& block) const { return streams_[space().segment(block).stream]; }
 

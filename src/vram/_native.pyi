@@ -1,7 +1,6 @@
 """The native core of vram. Private: use the classes of the vram package."""
 
 from collections.abc import Callable, Sequence
-import types
 from typing import Any, Self
 
 from vram.core.device import Device
@@ -581,7 +580,10 @@ class PoolCore:
         Create host memory to spill to until `spare` bytes are unused, but at most `most` bytes. Return the bytes that were created.
         """
 
-    usage: types.MethodDescriptorType = ...
+    def usage(self, restart_peak: bool, /) -> tuple[int, int, int]:
+        """
+        Return live bytes, their peak since the last call that restarted it, and how many of them are in host memory.
+        """
 
     def take_host_bytes(self, bytes: int, /) -> bool:
         """
@@ -645,6 +647,11 @@ class PoolCore:
     def raw_holders(self) -> list[tuple[str | None, tuple[Frame, ...], int, int, int, int]]:
         """
         Live blocks by tag and stack: (tag, stack, blocks, bytes, requested, spilled) each.
+        """
+
+    def raw_spill_by_tag(self) -> list[tuple[str | None, int, int, int, float]]:
+        """
+        Return what spilling has moved, and what is in host memory now, by tag.
         """
 
     def journal_start(self, entries: int, /) -> None:

@@ -302,6 +302,32 @@ def test_quantized_tensors_stay() -> None:
     )
 
 
+def test_saved_tensors_are_counted_by_tag() -> None:
+    assert "done" in output(
+        MODEL,
+        STEERED,
+        """
+        def copied():
+            (row,) = [each for each in pool.spilled_tags() if each.tag == "attention"]
+            return row.saved_bytes, row.saved_out_bytes, row.saved_back_bytes
+        leave_at_once()
+        with vram.tag("attention"):
+            tensor = torch.ones(8 << 20, device="cuda")
+        saved = activations.pack(tensor)
+        del tensor
+        size = 32 << 20
+        assert copied() == (size, size, 0), copied()
+        assert saved.unpack().numel() == 8 << 20
+        assert copied() == (size, size, size), copied()
+        del saved
+        gc.collect()
+        assert copied() == (0, size, size), copied()
+        print("done")
+        """,
+        **SHORT,
+    )
+
+
 def test_a_tensor_that_is_saved_again_leaves_once() -> None:
     assert "done" in output(
         MODEL,

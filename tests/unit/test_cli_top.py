@@ -115,6 +115,10 @@ def test_spilled_memory_is_shown_in_total_by_pool_and_by_tag(as_new: None) -> No
     for name, column, expected in (
         ("pools", "spilled", ["16 MiB"]),
         ("holders", "spilled", ["16 MiB", "0 B"]),
+        ("spilled", "tag", ["cold"]),
+        ("spilled", "in host memory", ["16 MiB"]),
+        ("spilled", "moved there", ["32 MiB"]),
+        ("spilled", "moved back", ["16 MiB"]),
     ):
         place = tables[name].titles.index(column)
         assert sorted(row[place] for row in tables[name].rows(found)) == sorted(expected)

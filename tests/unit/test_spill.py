@@ -7,6 +7,7 @@ import gc
 import json
 import logging
 import random
+import re
 import threading
 from array import array
 from collections.abc import Iterator
@@ -22,8 +23,9 @@ import vram
 from vram import ConfigError, Device, OutOfMemory, Pool, config
 from vram.analysis import explain
 from vram.config import free_host_memory
-from vram.core import spill
+from vram.core import spill, tags
 from vram.core.journal import pool_trace
+from vram.core.spill import SavedTensors
 from vram.observe.status import Observatory
 from vram.trace import Action, find_moves, moved_by_tag
 from vram.trace.moves import RETURNED, SPILLED
@@ -213,7 +215,7 @@ def test_wishes_of_tags(pool: Pool) -> None:
     rest += [pool.allocate(BLOCK) for _ in range(5)]
     assert old.spilled == BLOCK
     assert never.spilled == 0
-    with pytest.raises(ConfigError, match="neither 'first' nor 'never'"):
+    with pytest.raises(ConfigError, match="is not 'first', 'never' or 'default'"):
         vram.tag("x", spill="last")  # type: ignore[arg-type]
 
 
@@ -224,6 +226,18 @@ def test_wishes_count_for_moves_by_hand(pool: Pool) -> None:
     assert never.spill() == 0
     assert pool.suspend(keep="mapped") == BLOCK
     assert (never.spilled, other.spilled) == (0, BLOCK)
+
+
+def test_a_wish_can_be_taken_back(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tags, "_wishes", {})  # it is the only one
+    vram.tag("changes its mind", spill="never")
+    buffer = pool.allocate(BLOCK, tag="changes its mind")
+    assert buffer.spill() == 0
+    vram.tag("changes its mind")
+    assert buffer.spill() == 0
+    for _ in range(2):
+        vram.tag("changes its mind", spill="default")
+    assert buffer.spill() == BLOCK
 
 
 def test_wishes_count_for_allocations_with_stacks(device: Device) -> None:
@@ -484,6 +498,45 @@ def test_the_report_of_an_error_names_tags(device: Device) -> None:
             pool.allocate(BLOCK)
         assert caught.value.report["spilled_tags"] == {"cold": 2 * BLOCK}
         assert caught.value.report["tags"] == {"warm": 8 * BLOCK, "cold": 0}
+        moved = r"So far, 8 MiB moved there, most of it with the tag 'cold' \(8 MiB\), and 0 B back, while"
+        assert re.search(moved, str(caught.value))
+
+
+def test_what_moved_is_counted_by_tag(pool: Pool) -> None:
+    assert pool.spilled_tags() == []
+    with vram.tag("small"):
+        small = [pool.allocate(BLOCK // 4) for _ in range(8)]
+    with vram.tag("large"):
+        large = pool.allocate(2 * BLOCK)
+    nameless = pool.allocate(BLOCK)
+    for buffer in (large, *small, nameless):
+        buffer.spill()
+    large.prefetch()
+    large.spill()
+    small[0].free()
+    found = {each.tag: each for each in pool.spilled_tags()}
+    assert list(found) == ["large", "small", None]  # most moved first
+    assert (found["large"].bytes, found["large"].moved_out_bytes) == (2 * BLOCK, 4 * BLOCK)
+    assert found["large"].moved_back_bytes == 2 * BLOCK
+    assert (found["small"].bytes, found["small"].moved_out_bytes) == (7 * BLOCK // 4, 2 * BLOCK)
+    assert found[None].bytes == BLOCK
+    numbers = pool.stats()
+    assert sum(each.moved_out_bytes for each in found.values()) == numbers["spill.moved_out_bytes"]
+    assert sum(each.moved_back_bytes for each in found.values()) == numbers["spill.moved_back_bytes"]
+    assert sum(each.seconds for each in found.values()) == pytest.approx(numbers["spill.seconds"])
+    assert all(each.seconds > 0 for each in found.values())
+
+
+def test_what_moved_is_counted_by_tag_where_stacks_are_kept(device: Device) -> None:
+    """An allocation's label stands for its tag and its stack then."""
+    with Pool(device, spill="64MiB", stacks="python") as pool:
+        with vram.tag("one"):
+            first = pool.allocate(BLOCK)
+            second = pool.allocate(BLOCK)
+        first.spill()
+        second.spill()
+        (one,) = pool.spilled_tags()
+    assert (one.tag, one.bytes, one.moved_out_bytes) == ("one", 2 * BLOCK, 2 * BLOCK)
 
 
 def test_a_process_tells_what_is_spilled(pool: Pool) -> None:
@@ -496,6 +549,9 @@ def test_a_process_tells_what_is_spilled(pool: Pool) -> None:
     assert (found["spill"]["moved_out_bytes"], found["spill"]["count"]) == (BLOCK, 1)
     (tag,) = [each for each in told["tags"] if each["tag"] == "told by test_spill"]
     assert (tag["bytes"], tag["spilled"]) == (BLOCK, BLOCK)
+    (moved,) = [each for each in told["spilled"] if each["tag"] == "told by test_spill"]
+    assert (moved["pool"], moved["bytes"], moved["moved_out_bytes"]) == (pool.number, BLOCK, BLOCK)
+    assert moved["seconds"] == pool.stats()["spill.seconds"]
 
 
 def test_prometheus_gets_what_is_spilled(pool: Pool) -> None:
@@ -509,7 +565,11 @@ def test_prometheus_gets_what_is_spilled(pool: Pool) -> None:
         assert value("vram_memory_spilled_bytes", labels) == BLOCK
         assert value("vram_spill_moved_out_bytes_total", labels) == BLOCK
         assert value("vram_spill_held_seconds_total", labels) == pool.stats()["spill.seconds"]
-        assert value("vram_tag_spilled_bytes", {"tag": "spilled to prometheus"}) == BLOCK
+        tag = {"tag": "spilled to prometheus"}
+        assert value("vram_tag_spilled_bytes", tag) == BLOCK
+        assert value("vram_tag_spill_moved_out_bytes_total", tag) == BLOCK
+        assert value("vram_tag_spill_moved_back_bytes_total", tag) == 0
+        assert value("vram_tag_spill_held_seconds_total", tag) == pool.stats()["spill.seconds"]
 
 
 def test_pressure_does_not_count_what_is_spilled() -> None:
@@ -763,7 +823,13 @@ def test_arenas_and_growable_buffers_beside_memory_that_spills(pool: Pool, tmp_p
 
 def test_an_error_says_what_saved_tensors_take(pool: Pool) -> None:
     buffers: list[Any] = []
-    pool._saved.bytes = 24 * MIB
+    pool._saved["activations"] = SavedTensors(24 * MIB, 40 * MIB, 16 * MIB)
+    pool._saved[None] = SavedTensors(0, MIB, MIB)
+    numbers = pool.stats()
+    totals = [numbers[f"spill.saved{each}"] for each in ("_bytes", "_out_bytes", "_back_bytes")]
+    assert totals == [24 * MIB, 41 * MIB, 17 * MIB]
+    first = pool.spilled_tags()[0]
+    assert (first.tag, first.saved_out_bytes) == ("activations", 40 * MIB)
     assert pool.take_host_bytes(24 * MIB)
     with pytest.raises(OutOfMemory, match="Saved tensors take 24 MiB of that limit") as caught:
         while True:

@@ -113,4 +113,5 @@ def test_spilled_memory_is_shown_by_pool_and_by_tag(open_tab: Callable[..., Any]
         assert "16 MiB moved to host memory, 0 B back, streams held for " in tab.text("p.moved")
         tab.wait("document.querySelector('section.live').innerText.includes('cold\\t16 MiB\\t16 MiB')")
         assert "warm\t8 MiB\t0 B" in tab.text("section.live")
+        assert f"cold\t{pool.number}\t16 MiB\t16 MiB\t0 B" in tab.text("table.spilled")
         del warm

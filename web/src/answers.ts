@@ -107,6 +107,10 @@ export interface LiveStatus {
   streams: { pool: number; device: string; stream: number; live: number; cached: number; pending_blocks: number }[];
   tags: { tag: string | null; bytes: number; count: number }[];
   holders: { pool: number; tag: string | null; stack: [string, number, string][]; count: number; bytes: number; spilled?: number }[];
+  spilled?: {
+    pool: number; tag: string | null; bytes: number; moved_out_bytes: number; moved_back_bytes: number; seconds: number;
+    saved_bytes: number; saved_out_bytes: number; saved_back_bytes: number;
+  }[];
   processes?: { device: string; pid: number; name: string; bytes: number | null }[];
   history: number[][];
 }

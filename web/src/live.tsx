@@ -59,6 +59,7 @@ export function Live() {
           {status.pools.filter((pool) => pool.spill?.moved_out_bytes || pool.spill?.saved_out_bytes).map((pool) => (
             <p key={pool.pool} class="moved">{pool.kind} {pool.pool}: {moved(pool)}</p>
           ))}
+          <Spilled status={status} />
           <Holders status={status} />
           <Processes status={status} />
         </div>
@@ -74,6 +75,29 @@ function moved(pool: LivePool): string {
   if (spill?.count) told.push(`${size(spill.moved_out_bytes ?? 0)} moved to host memory, ${size(spill.moved_back_bytes ?? 0)} back, streams held for ${(spill.seconds ?? 0).toFixed(3)} s`);
   if (spill?.saved_out_bytes) told.push(`saved tensors: ${size(spill.saved_bytes ?? 0)} in host memory now, ${size(spill.saved_out_bytes)} copied there, ${size(spill.saved_back_bytes ?? 0)} back`);
   return told.join("; ");
+}
+
+/** What spilling has moved of each tag. */
+function Spilled(props: { status: LiveStatus }) {
+  const { spilled } = props.status;
+  if (!spilled?.length) return null;
+  return (
+    <>
+      <h2>Spilled to host memory, by tag</h2>
+      <table class="wide spilled">
+        <thead><tr><th>tag</th><th class="number">pool</th><th class="number">there now</th><th class="number">moved there</th><th class="number">moved back</th>
+          <th class="number">streams held</th><th class="number">saved tensors there now</th><th class="number">copied there</th><th class="number">copied back</th></tr></thead>
+        <tbody>
+          {spilled.slice(0, 20).map((each) => (
+            <tr key={`${each.pool} ${each.tag}`}><td>{each.tag ?? "(no tag)"}</td><td class="number">{String(each.pool)}</td>
+              <td class="number">{size(each.bytes)}</td><td class="number">{size(each.moved_out_bytes)}</td><td class="number">{size(each.moved_back_bytes)}</td>
+              <td class="number">{`${each.seconds.toFixed(3)} s`}</td>
+              <td class="number">{size(each.saved_bytes)}</td><td class="number">{size(each.saved_out_bytes)}</td><td class="number">{size(each.saved_back_bytes)}</td></tr>
+          ))}
+        </tbody>
+      </table>
+    </>
+  );
 }
 
 function Device(props: { device: LiveDevice }) {

@@ -86,7 +86,7 @@ class Table:
         self, status: Status, *, wanted: str = "", sort: int | None = None, reverse: bool = False
     ) -> list[Cells]:
         """Return rows that contain `wanted`, sorted by a column: numbers descending, names ascending."""
-        made = [self.values(each) for each in status[self.name]]
+        made = [self.values(each) for each in status.get(self.name, ())]  # older processes tell less
         if wanted:
             made = [row for row in made if any(wanted.lower() in cell.lower() for cell in row[1])]
         place = self.sort if sort is None else sort
@@ -143,6 +143,13 @@ def _holder(holder: Status) -> tuple[_Keyed, Cells]:
     )
 
 
+def _spilled_tag(row: Status) -> tuple[_Keyed, Cells]:
+    tag = "(no tag)" if row["tag"] is None else row["tag"]
+    names = ("", "moved_out_", "moved_back_", "saved_", "saved_out_", "saved_back_")
+    sizes, seconds = [row[f"{name}bytes"] for name in names], row["seconds"]
+    return (tag, row["pool"], *sizes, seconds), (tag, str(row["pool"]), *_sizes(*sizes), f"{seconds:.3f} s")
+
+
 def _process(process: Status) -> tuple[_Keyed, Cells]:
     name, size = process["name"] or "(not visible here)", process["bytes"]
     return (
@@ -160,5 +167,12 @@ TABLES = (
     ),
     Table("streams", "stream|pool|>live|>cached|>pending blocks", _stream, 2),
     Table("holders", "tag|>of tag|allocated at|>pool|>bytes|>spilled|>blocks", _holder, 1),
+    Table(
+        "spilled",
+        "tag|>pool|>in host memory|>moved there|>moved back|>saved tensors there|>copied there|>copied back|"
+        ">streams held",
+        _spilled_tag,
+        3,
+    ),
     Table("processes", ">pid|process|device|>bytes", _process, 3),
 )

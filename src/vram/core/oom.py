@@ -6,9 +6,10 @@ decision that memory is out was the ladder's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from vram.core.spill import SpilledTag
 from vram.core.verdict import MEANINGS, Account, judge_request
 from vram.errors import OutOfMemory
 from vram.sizes import format_count, format_size
@@ -30,7 +31,7 @@ def explain_out_of_memory(
     tags: Mapping[str | None, int],
     pending_streams: Mapping[int, int],
     places: Mapping[str, int] | None = None,
-    spilled_tags: Mapping[str | None, int] | None = None,
+    spilled_tags: Sequence[SpilledTag] = (),
     cross_stream: str,
     rounding: int = 0,
     callback_errors: tuple[str, ...] = (),
@@ -40,7 +41,7 @@ def explain_out_of_memory(
     """Build the error of a request for `size` bytes on `stream`.
 
     `tags` has the live bytes under each tag, `places` those allocated by each line where stacks are kept,
-    `spilled_tags` the bytes of each tag in host memory, `pending_streams` the bytes pending on each stream,
+    `spilled_tags` what was moved of each tag, `pending_streams` the bytes pending on each stream,
     `rounding` what of the live bytes was not asked for; `limit_name` is the option that bounds the pool;
     `can_spill` says whether its memory could spill.
     """
@@ -62,7 +63,8 @@ def explain_out_of_memory(
         "bytes": account.parts(),
         "outside": account.foreign,
         "tags": dict(tags),
-        "spilled_tags": dict(spilled_tags or {}),
+        "spilled_tags": _most_first({each.tag: each.bytes for each in spilled_tags}),
+        "moved_tags": _most_first({each.tag: each.moved_out_bytes for each in spilled_tags}),
         "pending_streams": dict(pending_streams),
         "places": dict(places or {}),
         "callback_errors": callback_errors,
@@ -165,10 +167,16 @@ def _moves(facts: Mapping[str, Any]) -> str:
     """What spilling has done so far."""
     if not facts["moved_out"]:
         return ""
+    named = _named(facts["moved_tags"])
     return (
-        f" So far, {format_size(facts['moved_out'])} moved there and {format_size(facts['moved_back'])} "
-        f"back, while streams were held for {facts['held_seconds']:.3f} s."
+        f" So far, {format_size(facts['moved_out'])} moved there{named}{',' if named else ''} and "
+        f"{format_size(facts['moved_back'])} back, while streams were held for {facts['held_seconds']:.3f} s."
     )
+
+
+def _most_first(tags: Mapping[str | None, int]) -> dict[str | None, int]:
+    """Those that have any, most bytes first."""
+    return dict(sorted(((tag, size) for tag, size in tags.items() if size), key=lambda item: -item[1]))
 
 
 def _named(tags: Mapping[str | None, int]) -> str:

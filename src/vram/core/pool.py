@@ -34,6 +34,7 @@ from vram.core.snapshot import Leak, Mark, Snapshot, Stack, leaks_of, mark_of
 from vram.core.spill import (
     SavedTensors,
     Spilled,
+    SpilledTag,
     after_spill,
     before_spill,
     look_after,
@@ -41,7 +42,9 @@ from vram.core.spill import (
     spill_facts,
     spillable,
     spilled_of,
+    spilled_tags_of,
     steer,
+    with_saved,
 )
 from vram.core.stats import Raw, Stats, Uncounted, counts_of
 from vram.core.tags import current_tag
@@ -113,7 +116,7 @@ class Pool(Closing, _native.PoolCore):
         self._recorder: Any = None  # the vram.Recorder of this pool, which sets it
         self._peaks = Peaks()
         self._apart = Uncounted()  # requests of warmup and reserve
-        self._saved = SavedTensors()
+        self._saved: dict[str | None, SavedTensors] = {}  # by tag
         self._callbacks = _Callbacks()
         self._futures: set[Future[Any]] = set()
         self._store: Pool | None = None
@@ -213,7 +216,7 @@ class Pool(Closing, _native.PoolCore):
 
     def raw_stats(self) -> Raw:
         """The native counts, without what `warmup` and `reserve` do: statistics are about the program."""
-        return self._saved.added_to(self._apart.taken_from(super().raw_stats()))
+        return with_saved(self._apart.taken_from(super().raw_stats()), self._saved)
 
     def _free_all(self, addresses: list[int]) -> None:
         """Free blocks that the program has not seen, even if zeroing fails; raises the first failure."""
@@ -399,6 +402,10 @@ class Pool(Closing, _native.PoolCore):
         Visits every block.
         """
         return spilled_of(self)
+
+    def spilled_tags(self) -> list[SpilledTag]:
+        """What is in host memory, what was moved so far and how long that took, by tag; most moved first."""
+        return spilled_tags_of(self.raw_spill_by_tag(), self._saved)
 
     def spill_block(self, ptr: int, /) -> int:
         """Move an allocation to host memory; returns the bytes that moved."""
@@ -776,7 +783,7 @@ def _weakly(pool: Pool) -> Callable[[int, int], bool]:
 
 def _out_of_memory(pool: _native.PoolCore, size: int, stream: int, report: dict[str, int]) -> OutOfMemory:
     """Called by the native core to explain its report, with no lock held, before it raises."""
-    tags, pending, places, spilled = _holders(pool)
+    tags, pending, places = _holders(pool)
     raw = pool.raw_stats()
     error = explain_out_of_memory(
         pool.device.name,
@@ -786,7 +793,7 @@ def _out_of_memory(pool: _native.PoolCore, size: int, stream: int, report: dict[
         tags=tags,
         pending_streams=pending,
         places=places,
-        spilled_tags=spilled,
+        spilled_tags=spilled_tags_of(pool.raw_spill_by_tag(), getattr(pool, "_saved", {})),
         cross_stream=pool.config()["cross_stream"],
         rounding=_rounding(raw),
         callback_errors=pool._callbacks.take_errors() if isinstance(pool, Pool) else (),
@@ -808,14 +815,13 @@ def _tell_of_failure(pool: Pool, error: OutOfMemory) -> None:
 
 def _holders(
     pool: _native.PoolCore,
-) -> tuple[dict[str | None, int], dict[int, int], dict[str, int], dict[str | None, int]]:
-    """Live bytes by tag, pending bytes by stream, live bytes by the line that allocated, and bytes in host
-    memory by tag; most first. What is in host memory is not among the live bytes.
+) -> tuple[dict[str | None, int], dict[int, int], dict[str, int]]:
+    """Live bytes by tag, pending bytes by stream, and live bytes by the line that allocated, most first; all
+    without what is in host memory.
     """
     tags: defaultdict[str | None, int] = defaultdict(int)
     pending: defaultdict[int, int] = defaultdict(int)
     stacks: defaultdict[Stack, int] = defaultdict(int)
-    away: defaultdict[str | None, int] = defaultdict(int)
     counts = pool.raw_stats()["allocations"]
     if counts["small"]["current"] + counts["large"]["current"] <= MOST_EXPLAINED:
         for segment in pool.raw_snapshot():
@@ -823,14 +829,12 @@ def _holders(
                 if state == "live":
                     tags[tag] += size - spilled
                     stacks[stack[:1]] += size - spilled
-                    away[tag] += spilled
                 elif state == "pending":
                     pending[stream] += size
     places = {
         f"{frame.filename}:{frame.line} in {frame.name}": stacks[frame,] for (frame,) in filter(None, stacks)
     }
-    found = (_most_first(tags), _most_first(pending), _most_first(places))
-    return *found, {tag: size for tag, size in _most_first(away).items() if size}
+    return _most_first(tags), _most_first(pending), _most_first(places)
 
 
 def _rounding(raw: Mapping[str, Any]) -> int:

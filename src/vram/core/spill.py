@@ -11,8 +11,8 @@ import contextlib
 import logging
 import os
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from vram.config import free_host_memory
@@ -26,6 +26,7 @@ from vram.sizes import format_size
 __all__ = [
     "SavedTensors",
     "Spilled",
+    "SpilledTag",
     "after_spill",
     "before_spill",
     "look_after",
@@ -35,7 +36,9 @@ __all__ = [
     "spill_facts",
     "spillable",
     "spilled_of",
+    "spilled_tags_of",
     "steer",
+    "with_saved",
 ]
 
 MOST_RETURNED: Final = 1 << 30
@@ -130,9 +133,31 @@ class Spilled:
     tag: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class SpilledTag:
+    """What was moved to host memory of the allocations under one tag. The words are those of the statistics.
+
+    What a tag has moved is counted by page: memory that was freed while it moved is under no tag.
+    """
+
+    tag: str | None
+    bytes: int = 0
+    """On pages in host memory now."""
+    moved_out_bytes: int = 0
+    moved_back_bytes: int = 0
+    seconds: float = 0.0
+    """That streams were held: its share by bytes."""
+    saved_bytes: int = 0
+    """Of PyTorch's saved tensors, in pinned memory now."""
+    saved_out_bytes: int = 0
+    saved_back_bytes: int = 0
+
+
 @dataclass(slots=True)
 class SavedTensors:
-    """What a framework copied to host memory ahead of need, which the native pool does not know about."""
+    """What a framework copied to host memory ahead of need, of the memory under one tag. The native pool does
+    not know about it.
+    """
 
     bytes: int = 0
     """In host memory now."""
@@ -140,14 +165,16 @@ class SavedTensors:
     """Copied to host memory so far."""
     back_bytes: int = 0
 
-    def added_to(self, raw: dict[str, Any]) -> dict[str, Any]:
-        """The native counts of a pool, with these."""
-        raw["spill"] |= {
-            "saved": self.bytes,
-            "saved_out_bytes": self.out_bytes,
-            "saved_back_bytes": self.back_bytes,
-        }
-        return raw
+
+def with_saved(raw: dict[str, Any], saved: Mapping[str | None, SavedTensors]) -> dict[str, Any]:
+    """The native counts of a pool, with those of saved tensors, by tag."""
+    tags = tuple(saved.values())
+    raw["spill"] |= {
+        "saved": sum(each.bytes for each in tags),
+        "saved_out_bytes": sum(each.out_bytes for each in tags),
+        "saved_back_bytes": sum(each.back_bytes for each in tags),
+    }
+    return raw
 
 
 def spill_facts(raw: dict[str, Any]) -> dict[str, Any]:
@@ -189,6 +216,21 @@ def spilled_of(pool: Any) -> list[Spilled]:
     return sorted(found, key=lambda block: -block.bytes)
 
 
+def spilled_tags_of(
+    pages: Iterable[tuple[str | None, int, int, int, float]], saved: Mapping[str | None, SavedTensors]
+) -> list[SpilledTag]:
+    """What was moved of each tag, most bytes first: of its pages, and of its saved tensors."""
+    tags = {tag: SpilledTag(tag, now, out, back, held) for tag, now, out, back, held in pages}
+    for tag, each in tuple(saved.items()):
+        tags[tag] = replace(
+            tags.get(tag, SpilledTag(tag)),
+            saved_bytes=each.bytes,
+            saved_out_bytes=each.out_bytes,
+            saved_back_bytes=each.back_bytes,
+        )
+    return sorted(tags.values(), key=lambda each: -each.moved_out_bytes - each.saved_out_bytes)
+
+
 def on_shortage(callback: Callable[[Any, int], None]) -> None:
     """Call `callback(pool, needed)` whenever a pool is about to choose what moves to the host."""
     _shortage.append(callback)
@@ -203,9 +245,7 @@ def postpone_return(pool: Any) -> None:
 
 def steer(pool: Any) -> None:
     """Tell the pool the wishes of tags, before it moves memory to the host."""
-    first, never = spill_wishes()
-    if first or never:
-        pool.steer_spill(first, never)
+    pool.steer_spill(*spill_wishes())
 
 
 def before_spill(pool: Any, needed: int) -> None:

@@ -20,6 +20,7 @@ _outer: ContextVar[tuple[str | None, ...]] = ContextVar("vram_outer_tags", defau
 _registered = False
 
 SPILL_WISHES = ("first", "never")
+NO_WISH = "default"
 _wishes: dict[str, str] = {}
 
 
@@ -33,19 +34,23 @@ class tag(Scope):
 
     __slots__ = ("_name",)
 
-    def __init__(self, name: str, *, spill: Literal["first", "never"] | None = None) -> None:
+    def __init__(self, name: str, *, spill: Literal["first", "never", "default"] | None = None) -> None:
         """Create a label; it can be entered any number of times.
 
         `spill` is for pools with the option of this name: memory of the tag moves to the host "first", or
-        "never". It applies to the name, in all pools, until another tag of this name changes it.
+        "never". It applies to the name, in all pools, until another tag of this name changes it; "default"
+        removes it.
         """
         self._name = require_label(name, "a tag")
         if spill is not None:
-            if spill not in SPILL_WISHES:
+            if spill not in (*SPILL_WISHES, NO_WISH):
                 raise ConfigError(
-                    f"spill={shown(spill)} is neither 'first' nor 'never'", option="spill", value=spill
+                    f"spill={shown(spill)} is not 'first', 'never' or 'default'", option="spill", value=spill
                 )
-            _wishes[self._name] = spill
+            if spill == NO_WISH:
+                _wishes.pop(self._name, None)
+            else:
+                _wishes[self._name] = spill
 
     @property
     def name(self) -> str:

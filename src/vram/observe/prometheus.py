@@ -68,6 +68,17 @@ SPILLING = {
     "vram_spill_held_seconds": ("seconds", "Time for which swaps held the streams."),
 }
 """Counters of pools that can spill."""
+TAG_SPILLING = {
+    "vram_tag_spill_moved_out_bytes": ("moved_out_bytes", "Bytes moved to host memory by tag."),
+    "vram_tag_spill_moved_back_bytes": ("moved_back_bytes", "Bytes moved back to the device by tag."),
+    "vram_tag_spill_saved_out_bytes": (
+        "saved_out_bytes",
+        "Bytes of saved tensors copied to host memory by tag.",
+    ),
+    "vram_tag_spill_saved_back_bytes": ("saved_back_bytes", "Bytes of saved tensors copied back by tag."),
+    "vram_tag_spill_held_seconds": ("seconds", "Share of the time for which swaps held the streams by tag."),
+}
+"""Counters of tags with memory that was moved."""
 DEVICE_STATES = ("pools", "libraries", "processes", "unknown", "free")
 
 
@@ -160,6 +171,11 @@ class Metrics(Closing):
                 if size or key == "bytes":
                     family.add_metric([tag], size)
             yield family
+        for name, (key, text) in TAG_SPILLING.items():
+            moved = CounterMetricFamily(name, text, labels=("tag",))
+            for tag, total in _tags(told["spilled"], key).items():
+                moved.add_metric([tag], total)
+            yield moved
 
     def describe(self) -> list[Any]:
         """Nothing: the series are known when they are collected."""

@@ -13,6 +13,7 @@ import time
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -107,6 +108,10 @@ class Observatory:
                 key=lambda each: -each["bytes"],
             )
             streams = [stream for pool in described for stream in pool.pop("streams")]
+            spilled = [
+                {"pool": pool.number, **asdict(each)} for pool in pools for each in pool.spilled_tags()
+            ]
+            spilled.sort(key=lambda each: -each["moved_out_bytes"] - each["saved_out_bytes"])
             tags = _by_tag(holders)
             of_tag = {each["tag"]: each["bytes"] for each in tags}
             devices = self._devices.look()
@@ -124,6 +129,7 @@ class Observatory:
                 ],
                 "streams": streams[:MOST_ROWS],
                 "tags": tags[:top],
+                "spilled": spilled[:top],
                 "holders": [
                     {**each, "stack": _frames(each["stack"]), "tag_bytes": of_tag[each["tag"]]}
                     for each in holders[:top]
@@ -134,6 +140,7 @@ class Observatory:
                 "left_out": {
                     "streams": max(0, len(streams) - MOST_ROWS),
                     "tags": max(0, len(tags) - top),
+                    "spilled": max(0, len(spilled) - top),
                     "holders": max(0, len(holders) - top),
                 },
                 "holders_age_s": max((seen.age for seen in self._holders.values()), default=0.0),

@@ -11,6 +11,7 @@ some steps in which nothing leaves, autograd saves its tensors as usual until me
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import sys
@@ -199,7 +200,7 @@ class _Activations:
         self._entered = True  # a module, since these were looked up
         self._moment: _Moment | None = None  # of the tensors saved last
         self._pool = weakref.ref(pool)
-        self._copied: SavedTensors = pool._saved
+        self._copied: dict[str | None, SavedTensors] = pool._saved  # by tag
         self.policy: SavedPolicy[_Entry] = SavedPolicy(_PoolMemory(pool), whole=not _in_forward(torch))
         self._lock = threading.Lock()  # of the policy: the backward pass runs in threads of its own
         self._known: dict[int, weakref.ref[_Entry]] = {}  # by address
@@ -211,11 +212,13 @@ class _Activations:
             self.policy.wake(whole=not _in_forward(self.torch))
         self.policy.shortage(needed, saving=self.saved > 0)
 
-    def count(self, bytes: int, *, out: int = 0, back: int = 0) -> None:
-        """Count what is in host memory, and what was copied."""
-        self._copied.bytes += bytes
-        self._copied.out_bytes += out
-        self._copied.back_bytes += back
+    def counts_of(self, storage: Any) -> SavedTensors:
+        """Return what counts the saved tensors with the tag of this memory."""
+        pool, tag = self._pool(), None
+        if pool is not None:
+            with contextlib.suppress(VramError):  # it is not the pool's
+                tag = pool.info(storage.data_ptr())["tag"]
+        return self._copied.setdefault(tag, SavedTensors())
 
     def take_host_bytes(self, bytes: int) -> bool:
         """Take host memory of what may be used to spill. False: there is not so much."""
@@ -322,7 +325,9 @@ class _Activations:
         self.policy.forget()
         self._known = {at: each for at, each in self._known.items() if each() is not None}
         if not self._known:  # several threads may have counted at once
-            self.saved = self.policy.ahead = self._copied.bytes = 0
+            self.saved = self.policy.ahead = 0
+            for counts in tuple(self._copied.values()):
+                counts.bytes = 0
 
     def _entry(self, storage: Any, version: int) -> _Entry:
         """Return the entry of a storage. One that has left stands for it while the contents are the same.
@@ -418,6 +423,7 @@ class _Entry:
     _arrived: Any = None
     _used = False
     _host: Any = None
+    _counts: Any = None  # of its tag, once it has left
     _alive: Any = None  # refers to the storage that has left, until everybody has dropped it
 
     def __init__(self, owner: _Activations, storage: Any, version: int, moment: _Moment) -> None:
@@ -470,7 +476,9 @@ class _Entry:
             if isinstance(error, RuntimeError):
                 return False
             raise
-        owner.count(self.bytes, out=self.bytes)
+        self._counts = owner.counts_of(self.storage)
+        self._counts.bytes += self.bytes
+        self._counts.out_bytes += self.bytes
         flat, stream = _flat(torch, self.storage), owner.to_host
         for moment in self._moments.values():
             stream.wait_event(moment.event())  # and not for what was queued since
@@ -511,7 +519,7 @@ class _Entry:
         self.owner.copy(flat, self._host, stream)
         flat.record_stream(stream)
         self._arrived = stream.record_event()
-        self.owner.count(0, back=self.bytes)
+        self._counts.back_bytes += self.bytes
 
     def return_now(self) -> None:
         """Return, if that has not begun. The owner has the lock."""
@@ -537,8 +545,9 @@ class _Entry:
 
     def __del__(self) -> None:
         self._note_use()
+        if self._counts is not None:
+            self._counts.bytes -= self.bytes
         if self._host is not None:
-            self.owner.count(-self.bytes)
             self.owner.give_host_bytes(self.bytes)
 
 
