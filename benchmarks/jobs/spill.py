@@ -171,7 +171,8 @@ def _context() -> Any:
 
 def _send(sender: Any, *what: Any) -> None:
     try:
-        sender.send(measure(*what))
+        with contextlib.redirect_stdout(sys.stderr):
+            sender.send(measure(*what))
     except Exception as error:
         sender.send({"failed": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"})
 
@@ -261,8 +262,9 @@ def compare(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]
         if "failed" in reference:
             rows.append({"job": name, "completes": f"no: {reference['failed'][:60]}"})
             continue
-        if arguments.predict:
-            run(name, "vram", recording=str(recording))
+        recorded = arguments.predict and run(name, "vram", recording=str(recording))
+        if recorded and "failed" in recorded:
+            print(f"{name} was not recorded: {recorded['failed']}", flush=True)
         runs = [("100 %, save_on_cpu", 0, "save_on_cpu", "0")] if arguments.peer else []
         for percent in map(int, arguments.limits.split(",")):
             limit = reference["reserved"] * percent // 100
@@ -272,7 +274,7 @@ def compare(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]
         for share, limit, how, spill in runs:
             result = run(name, how, limit, spill)
             row = {"job": name, **row_of(reference, result, limit, share)}
-            if how == "vram" and arguments.predict:
+            if how == "vram" and recorded and "failed" not in recorded:
                 to_predict.append((row, recording, limit, spill))
             rows.append(row)
             results[f"{name} {share}"] = {**result, "limit": limit}

@@ -40,9 +40,9 @@ const char* advice(const Status& status) {
   }
   switch (status.code) {
     case Code::out_of_memory:
-      if (std::strcmp(status.call, "spill") == 0)
+      if (std::strcmp(status.call, Spiller::kBudget) == 0)
         return "the option spill does not allow so much host memory. "
-               "Set a larger spill, or free memory that is spilled.";
+               "Set a larger spill, or free memory that takes a part of it (Pool.spilled).";
       if (std::strcmp(status.call, Spiller::kHostPage) == 0)
         return "the host has no memory left for it. Free host memory, or reduce the option spill.";
       return "the device has no memory left for it. Free memory here or in other processes on the device, or "

@@ -1548,15 +1548,36 @@ PyObject* raise_out_of_memory(PyPool* self, std::uint64_t size, StreamHandle str
   return nullptr;
 }
 
+namespace {
+
+// Why no memory could move to the host, in one word; "" if that was not tried.
+const char* word_of(const Status& spill) {
+  switch (spill.code) {
+    case Code::ok:
+    case Code::unsupported:
+      return "";
+    case Code::out_of_memory:
+      if (std::strcmp(spill.call, Spiller::kHostPage) == 0) return "host";
+      return std::strcmp(spill.call, Spiller::kNothing) == 0 ? "nothing" : "limit";
+    case Code::not_ready:
+    case Code::deadlock:
+      return "late";
+    default:
+      return "failed";
+  }
+}
+
+}  // namespace
+
 PyObject* report_dict(const OutOfMemoryReport& report) {
-  return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsK}", "requested", wide(report.requested), "limit",
-                       wide(report.limit), "device_total", wide(report.device_total), "device_free",
-                       wide(report.device_free), "reserved", wide(report.reserved), "allocated",
-                       wide(report.live), "pending", wide(report.pending), "cached", wide(report.cached),
-                       "free_pages", wide(report.free_pages), "free_elsewhere", wide(report.free_elsewhere),
-                       "stranded", wide(report.stranded), "largest_free", wide(report.largest_free),
-                       "suspended", wide(report.suspended), "spill", wide(report.spill_limit), "host",
-                       wide(report.host), "spilled", wide(report.spilled));
+  return Py_BuildValue(
+      "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKss}", "requested", wide(report.requested), "limit",
+      wide(report.limit), "device_total", wide(report.device_total), "device_free", wide(report.device_free),
+      "reserved", wide(report.reserved), "allocated", wide(report.live), "pending", wide(report.pending),
+      "cached", wide(report.cached), "free_pages", wide(report.free_pages), "free_elsewhere",
+      wide(report.free_elsewhere), "stranded", wide(report.stranded), "largest_free",
+      wide(report.largest_free), "suspended", wide(report.suspended), "spill", wide(report.spill_limit),
+      "host", wide(report.host), "spilled", wide(report.spilled), "spill_refused", word_of(report.spill));
 }
 
 std::shared_ptr<Allocator> allocator_of(PyObject* object) {

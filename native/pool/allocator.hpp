@@ -65,7 +65,7 @@ enum class Rung : std::uint8_t {
 inline constexpr int kRungs = 13;
 const char* name_of(Rung rung);
 
-// Why a request failed. All in bytes.
+// Why a request failed. In bytes, but for the last.
 struct OutOfMemoryReport {
   std::uint64_t requested = 0;
   std::uint64_t limit = 0;  // 0: none
@@ -83,6 +83,7 @@ struct OutOfMemoryReport {
   std::uint64_t host = 0;            // host pages, spare ones included; not in `reserved`
   std::uint64_t spilled = 0;         // what is live on them; not in `live`
   std::uint64_t largest_free = 0;
+  Status spill;  // why no memory could move to the host; ok if that was not tried
 };
 
 // What a pool has moved between device and host pages so far.

@@ -356,6 +356,7 @@ Index Ladder::serve_spill(Climb& climb) {
       bytes -= std::min({bytes, budget(), unused / kSlotBytes * kSlotBytes});
     bytes = std::max(kSlotBytes, bytes);
     const Status status = spiller_.make_room(bytes, wished, *climb.stream, *climb.lock);
+    climb.spill = status;
     if (closed()) climb.error = {Code::closed, 0, "allocate"};
     if (status.code == Code::interrupted) climb.error = status;
     if (!climb.error.ok()) return 0;

@@ -195,7 +195,7 @@ class Pool final : public Allocator {
   // The same for a framework that uses the pool and resets the peaks apart from the program.
   PoolStats stats_of_framework() const { return report_.stats(PeakReader::framework); }
   void reset_peak_of_framework() { report_.reset_peaks(PeakReader::framework); }
-  // The same for who follows the steps of a program, in one call.
+  // The same for who follows the steps of a program, in one call; with what warmup and reserve take.
   Usage usage(bool restart_peak) { return report_.usage(restart_peak); }
   std::vector<SegmentInfo> snapshot() const override { return report_.snapshot(); }
   // The same, but of addresses only the runs that have memory, with their blocks clipped to them. Every page

@@ -26,7 +26,8 @@ void raise_peaks(PoolStats& to, const PoolStats& from) {
 
 Status Report::fail(const Climb& climb, OutOfMemoryReport* report) {
   ++out_of_memory_;
-  const OutOfMemoryReport why = explain(climb.size, *climb.stream);
+  OutOfMemoryReport why = explain(climb.size, *climb.stream);
+  why.spill = climb.spill;
   if (report != nullptr) *report = why;
   std::lock_guard guard(climb.stream->lock);
   log_.note(*climb.stream, Action::out_of_memory, why.device_free, climb.size, climb.tag, 0);

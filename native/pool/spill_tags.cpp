@@ -29,11 +29,15 @@ Status Spiller::park(const Wanted& wanted, std::uint64_t* moved) {
   if (!turn.ours()) return {Code::deadlock, 0, "spill"};
   if (Status status = begin("spill", lock); !status.ok()) return status;
   if (config_.spill == 0) return {Code::unsupported, 0, "spill"};
-  caches_.drain_all();
-  std::vector<SpillCandidate> victims = candidates(0);
-  const std::vector<bool> others = pages_of(wanted, true);
-  std::erase_if(victims, [&](const SpillCandidate& each) { return others[each.page]; });
-  if (Status status = to_host(victims, nullptr, lock, moved); !status.ok()) return status;
+  const Status status = by_hand(
+      [&](std::uint64_t* more) {
+        std::vector<SpillCandidate> victims = candidates(0);
+        const std::vector<bool> others = pages_of(wanted, true);
+        std::erase_if(victims, [&](const SpillCandidate& each) { return others[each.page]; });
+        return to_host(victims, nullptr, lock, more);
+      },
+      lock, moved);
+  if (!status.ok()) return status;
   const std::vector<bool> ours = pages_of(wanted, false);
   for (Index page = 1; page < ours.size(); ++page)
     if (ours[page] && stock().pages()[page].spilled()) stock().set_parked(page, true);
@@ -47,12 +51,12 @@ Status Spiller::unpark(const Wanted& wanted, std::uint64_t* moved) {
   std::unique_lock<std::mutex> lock;
   if (!turn.ours()) return {Code::deadlock, 0, "prefetch"};
   if (Status status = begin("prefetch", lock); !status.ok()) return status;
-  return return_all(
-      [&] {
+  return by_hand(
+      [&](std::uint64_t* more) {
         const std::vector<bool> ours = pages_of(wanted, false);
         std::vector<Index> pages = spilled_pages(0);
         std::erase_if(pages, [&](Index page) { return !ours[page] || !stock().pages()[page].parked; });
-        return pages;
+        return to_device(pages, lock, more);
       },
       lock, moved);
 }

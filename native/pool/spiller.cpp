@@ -184,7 +184,7 @@ Status Spiller::Swap::run(bool to_host) {
     gates.open();
     take_addresses();
   } catch (const std::bad_alloc&) {
-    status = {Code::out_of_memory, 0, "spill"};
+    status = {Code::out_of_memory, 0, kHostPage};
     take_addresses();
   }
   if (!lock_.owns_lock()) lock_.lock();
@@ -324,7 +324,7 @@ Status Spiller::get_host_page(int size, std::unique_lock<std::mutex>& lock, Inde
   if (Status status = stock().take_spare(size, finished_, out); !status.ok() || *out != 0) return status;
   const std::uint64_t bytes = kPageSlots[size] * kSlotBytes;
   const std::uint64_t most = budget();
-  if (bytes > most) return {Code::out_of_memory, 0, "spill"};
+  if (bytes > most) return {Code::out_of_memory, 0, kBudget};
   if (Status status = stock().release_spare(most - bytes, finished_); !status.ok()) return status;
   return create_host_page(size, lock, out);
 }
@@ -333,7 +333,7 @@ Status Spiller::get_host_page(int size, std::unique_lock<std::mutex>& lock, Inde
 Status Spiller::create_host_page(int size, std::unique_lock<std::mutex>& lock, Index* out) {
   const std::uint64_t bytes = kPageSlots[size] * kSlotBytes;
   const auto fits = [&] { return stock().host_bytes() + bytes <= budget() && stock().has_room_for_page(); };
-  if (!fits()) return {Code::out_of_memory, 0, "spill"};
+  if (!fits()) return {Code::out_of_memory, 0, kBudget};
   PageHandle handle = 0;
   Address copies = 0;
   lock.unlock();
@@ -343,7 +343,7 @@ Status Spiller::create_host_page(int size, std::unique_lock<std::mutex>& lock, I
   if (!status.ok()) return status;
   if (!fits()) {
     (void)backend_->host_page_release(handle, bytes, copies);
-    return {Code::out_of_memory, 0, "spill"};
+    return {Code::out_of_memory, 0, kBudget};
   }
   *out = stock().add_host(handle, bytes, copies);
   return status;
@@ -391,7 +391,7 @@ Status Spiller::create_ahead(std::uint64_t spare, std::uint64_t most, std::uint6
 }
 
 Status Spiller::take_host_bytes(std::uint64_t bytes) {
-  const Status none{Code::out_of_memory, 0, "spill"};
+  const Status none{Code::out_of_memory, 0, kBudget};
   std::unique_lock<std::mutex> lock;
   if (Status status = begin("spill", lock); !status.ok()) return status;
   const std::uint64_t used = used_by_others_.load(std::memory_order_relaxed);
@@ -522,7 +522,7 @@ Status Spiller::make_room(std::uint64_t bytes, std::uint64_t wished, StreamState
   if (hook) hook(bytes, 0);
   std::uint64_t moved = 0;
   const Status status = move_out(bytes, wished, taker, patience, lock, &moved);
-  if (hook && moved != 0) {
+  if (hook && moved != 0 && !std::exchange(hook_knows_, true)) {
     lock.unlock();
     hook(bytes, moved);
     lock.lock();
@@ -538,6 +538,8 @@ Status Spiller::move_out(std::uint64_t bytes, std::uint64_t wished, StreamState&
   if (!turn.ours()) return {Code::deadlock, 0, "spill"};
   if (closed()) return {Code::closed, 0, "spill"};
   std::vector<SpillCandidate> all = candidates(0);
+  std::uint64_t movable = 0;
+  for (const SpillCandidate& each : all) movable += each.bytes;
   learn();
   if (policy_) {
     policy_(all);
@@ -553,7 +555,7 @@ Status Spiller::move_out(std::uint64_t bytes, std::uint64_t wished, StreamState&
     victims.swap(all);
     enough = choose(bytes, 0, victims);
   }
-  if (enough == 0) return {Code::out_of_memory, 0, "spill"};
+  if (enough == 0) return {Code::out_of_memory, 0, movable < bytes ? kNothing : kBudget};
   for (const std::size_t some : {victims.size(), enough}) {
     victims.resize(std::min(victims.size(), some));
     const Status status = to_host(victims, &taker, lock, moved);
@@ -682,7 +684,13 @@ Status Spiller::spill(Address address, std::uint64_t* moved) {
   const Index block = space().containing(address);
   if (block == 0 || !blocks()[block].allocated()) return {Code::invalid, 0, "spill"};
   if (config_.spill == 0) return {Code::unsupported, 0, "spill"};
-  return to_host(candidates(block), nullptr, lock, moved);
+  return by_hand(
+      [&](std::uint64_t* more) {
+        const Index now = space().containing(address);
+        const bool there = now != 0 && blocks()[now].allocated();
+        return there ? to_host(candidates(now), nullptr, lock, more) : Status{};
+      },
+      lock, moved);
 }
 
 Status Spiller::prefetch(Address address, std::uint64_t* moved) {
@@ -694,31 +702,34 @@ Status Spiller::prefetch(Address address, std::uint64_t* moved) {
   if (Status status = begin("prefetch", lock); !status.ok()) return status;
   const Index block = space().containing(address);
   if (block == 0 || !blocks()[block].allocated()) return {Code::invalid, 0, "prefetch"};
-  return return_all(
-      [&] {
+  return by_hand(
+      [&](std::uint64_t* more) {
         const Index now = space().containing(address);
-        return now != 0 && blocks()[now].allocated() ? spilled_pages(now) : std::vector<Index>();
+        const bool there = now != 0 && blocks()[now].allocated();
+        return there ? to_device(spilled_pages(now), lock, more) : Status{};
       },
       lock, moved);
 }
 
-Status Spiller::return_all(const std::function<std::vector<Index>()>& pages,
-                           std::unique_lock<std::mutex>& lock, std::uint64_t* moved) {
+Status Spiller::by_hand(const std::function<Status(std::uint64_t*)>& move, std::unique_lock<std::mutex>& lock,
+                        std::uint64_t* moved) {
   caches_.drain_all();
   lives_.complete();
-  const Status status = to_device(pages(), lock, moved);
+  const Status status = move(moved);
   if (status.code != Code::out_of_memory) return status;
   // Freed memory that queued work still uses may be enough.
   if (Status idle = lives_.wait_until_idle(lock); !idle.ok()) return idle;
   std::uint64_t more = 0;
-  const Status again = to_device(pages(), lock, &more);
+  const Status again = move(&more);
   *moved += more;
   return again;
 }
 
 void Spiller::around(std::function<void(std::uint64_t, std::uint64_t)> hook) {
   std::unique_lock<std::mutex> lock;
-  if (look(&lock)) hook_.swap(hook);
+  if (!look(&lock)) return;
+  hook_.swap(hook);
+  hook_knows_ = false;
 }
 
 void Spiller::steer(std::function<SpillWish(std::uint32_t)> wish) {

@@ -35,8 +35,11 @@ class Spiller : PoolPart {
  public:
   // Which allocations, by their tags; an empty one means all.
   using Wanted = std::function<bool(std::uint32_t)>;
-  // The call in a status that says that the host has no memory for a page.
+  // The call in a status says what is lacking if it is out_of_memory: what the option allows, host memory, or
+  // pages that may move.
+  static constexpr const char* kBudget = "spill";
   static constexpr const char* kHostPage = "host_page_create";
+  static constexpr const char* kNothing = "spill_nothing";
 
   Spiller(PoolState& state, EventLog& log, Caches& caches, Pending& pending, StreamLives& lives,
           const Shares& shares)
@@ -71,8 +74,8 @@ class Spiller : PoolPart {
   void give_host_bytes(std::uint64_t bytes);
   Status release_host_bytes();
 
-  // hook(needed, moved): called with no lock held before pages are chosen for a request, with 0, and after
-  // they have moved.
+  // hook(needed, moved): called with no lock held before pages are chosen for a request, with 0, and once
+  // after the first ones have moved. Others may take their memory meanwhile, so not each time.
   void around(std::function<void(std::uint64_t, std::uint64_t)> hook);
   // How tags wish to be treated; called under the mutex.
   void steer(std::function<SpillWish(std::uint32_t)> wish);
@@ -112,9 +115,10 @@ class Spiller : PoolPart {
                  std::unique_lock<std::mutex>& lock, std::uint64_t* moved);
   Status move_out(std::uint64_t bytes, std::uint64_t wished, StreamState& taker, double patience,
                   std::unique_lock<std::mutex>& lock, std::uint64_t* moved);
-  // Waits for queued work if there is too little memory; then pages() is asked again.
-  Status return_all(const std::function<std::vector<Index>()>& pages, std::unique_lock<std::mutex>& lock,
-                    std::uint64_t* moved);
+  // Moves by hand: if there is too little memory on the other side, it waits for queued work and calls `move`
+  // again, which adds to *moved.
+  Status by_hand(const std::function<Status(std::uint64_t* moved)>& move, std::unique_lock<std::mutex>& lock,
+                 std::uint64_t* moved);
   Status to_device(const std::vector<Index>& pages, std::unique_lock<std::mutex>& lock, std::uint64_t* moved);
   Status get_host_page(int size, std::unique_lock<std::mutex>& lock, Index* out);
   Status create_host_page(int size, std::unique_lock<std::mutex>& lock, Index* out);
@@ -137,6 +141,7 @@ class Spiller : PoolPart {
   SpillOrder order_;
   SpillPolicy policy_;  // instead of the order
   std::function<void(std::uint64_t, std::uint64_t)> hook_;
+  bool hook_knows_ = false;  // that pages have moved
   SpillCounts counts_;
   std::unordered_map<std::uint32_t, SpillOfLabel> moved_;  // by label, without what is there now
   std::atomic<std::uint64_t> used_by_others_{0};           // at most counts_.taken_bytes

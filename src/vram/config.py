@@ -10,6 +10,7 @@ import contextlib
 import difflib
 import operator
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -378,7 +379,7 @@ def spill_bytes(spill: int | str, promised: int = 0) -> int:
 
 def _local_processes() -> int:
     counts = (os.environ.get(name, "") for name in LOCAL_PROCESSES)
-    return max(1, next((int(count) for count in counts if count.isdecimal()), 1))
+    return max(1, next((int(count) for count in counts if re.fullmatch("[0-9]{1,6}", count)), 1))
 
 
 def free_host_memory() -> int:

@@ -7,12 +7,12 @@ decision that memory is out was the ladder's.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from vram.core.spill import SpilledTag
 from vram.core.verdict import MEANINGS, Account, judge_request
 from vram.errors import OutOfMemory
-from vram.sizes import format_count, format_size
+from vram.sizes import format_size
 
 __all__ = ["explain_out_of_memory"]
 
@@ -20,6 +20,19 @@ PAGE = 2 << 20
 """The least memory a device gives."""
 MOST_NAMED = 3
 """So many of the largest holders are named."""
+STAYS: Final = (
+    "more memory that may spill: the rest is in use by a capture, has a tag with spill='never' or is used on "
+    "streams that vram does not know"
+)
+SPILL_REMEDIES: Final = {
+    "": STAYS,
+    "nothing": STAYS,
+    "limit": "a larger spill, because all host memory that it allows is in use",
+    "host": "freeing host memory, because the host has no memory left for more pages",
+    "late": "streams that respond, because one did not arrive in time for a swap to host memory",
+    "failed": "finding out why the device refused to move memory to the host",
+}
+"""What would let more memory spill, by why none could move."""
 
 
 def explain_out_of_memory(
@@ -56,7 +69,7 @@ def explain_out_of_memory(
         "moved_out": 0,
         "moved_back": 0,
         "held_seconds": 0.0,
-        "late": 0,
+        "spill_refused": "",
         **report,
         "can_spill": can_spill,
         "verdict": verdict,
@@ -221,23 +234,9 @@ def _remedies(size: int, facts: Mapping[str, Any], cross_stream: str) -> Iterato
     else:
         yield "freeing part of the allocated memory, or requesting less"
     if facts["spill"]:
-        yield _spill_remedy(size, facts)
+        yield SPILL_REMEDIES[facts["spill_refused"]]
     elif facts["can_spill"] and demand > capacity:
         yield f'spill="{format_size(demand - capacity)}" or more, which moves cold memory to host memory'
-
-
-def _spill_remedy(size: int, facts: Mapping[str, Any]) -> str:
-    """What would let more memory spill."""
-    left = max(0, facts["spill"] - facts["spilled"] - facts["saved"])
-    if left < size:
-        return f"a larger spill, of which only {format_size(left)} are unused"
-    if facts["late"]:
-        late = format_count(facts["late"], "swap")
-        return f"streams that respond: {late} to host memory ended because a stream did not arrive in time"
-    return (
-        "more memory that may spill: the rest is in use by a capture, has a tag with spill='never' or is "
-        "used on streams that vram does not know, or the host has no memory left"
-    )
 
 
 def _remedies_inside(size: int, facts: Mapping[str, Any], cross_stream: str) -> Iterator[str]:

@@ -94,20 +94,22 @@ class Pool(Closing, _native.PoolCore):
         options = settings.core_options(self._memory.total_bytes, promised_host_bytes(self))
         self._auto_spill = settings["spill"] == AUTO
         paged = bool(options.get("pages", True))
-        if not given.get("spill") and not (paged and spillable(self._memory)):
+        if not given.get("spill") and self._why_unspillable(paged=paged):
             return {**options, "spill": 0}
         self._require_spillable(options, paged=paged)
         return options
 
     def _require_spillable(self, options: Mapping[str, object], *, paged: bool) -> None:
-        if not options.get("spill") or (paged and spillable(self._memory)):
-            return
-        why = "the option pages is off"
-        if not spillable(self._memory):
-            why = "it is host memory already" if self._memory.host_accessible else "it cannot map host memory"
-        raise ConfigError(
-            f"spill does not apply to this memory: {why}", option="spill", value=options["spill"]
-        )
+        if options.get("spill") and (why := self._why_unspillable(paged=paged)):
+            raise ConfigError(
+                f"spill does not apply to this memory: {why}", option="spill", value=options["spill"]
+            )
+
+    def _why_unspillable(self, *, paged: bool) -> str:
+        """Why its memory cannot spill; "" if it can."""
+        if spillable(self._memory):
+            return "" if paged else "the option pages is off"
+        return "it is host memory already" if self._memory.host_accessible else "it cannot map host memory"
 
     def _begin(self, place: Device, settings: Config) -> None:
         """Set up the Python side, once the native pool exists."""
@@ -354,12 +356,10 @@ class Pool(Closing, _native.PoolCore):
         return max(0, before - self._reserved())
 
     def _require_spill(self, what: str, **facts: Any) -> None:
-        if not self._can_spill() or not self.config().get("spill"):
-            raise ConfigError(
-                f"{what} moves memory to host pages under the same addresses: it needs a pool with the "
-                "option spill, on a device that can map host memory",
-                **facts,
-            )
+        if why := self._why_unspillable(paged=bool(self.raw_stats()["paged"])):
+            raise ConfigError(f"{what} does not apply to this memory: {why}", **facts)
+        if not self.config().get("spill"):
+            raise ConfigError(f"{what} moves memory to host pages: it needs the option spill", **facts)
 
     def park_blocks(self, tag: str | None, /) -> int:
         """Move allocations under `tag`, or all, to host memory, where they stay; returns the bytes moved."""
@@ -433,7 +433,7 @@ class Pool(Closing, _native.PoolCore):
             self.device._core.adopt_torch()
 
     def _can_spill(self) -> bool:
-        return spillable(self._memory) and bool(self.raw_stats()["paged"])
+        return not self._why_unspillable(paged=bool(self.raw_stats()["paged"]))
 
     def _tell_before_spill(self) -> None:
         if self.config().get("spill"):

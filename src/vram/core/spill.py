@@ -185,7 +185,6 @@ def spill_facts(raw: dict[str, Any]) -> dict[str, Any]:
         "moved_out": spill.get("spilled_bytes", 0),
         "moved_back": spill.get("returned_bytes", 0),
         "held_seconds": spill.get("seconds", 0.0),
-        "late": spill.get("late", 0),
     }
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
 from vram.arguments import shown, whole_number
 from vram.core.closing import Closing
+from vram.core.observer import open_pools
 from vram.errors import ConfigError
 from vram.observe.status import Observatory
 
@@ -109,6 +110,7 @@ class Metrics(Closing):
         port = None if port is None else whole_number(port, "port", most=65535)
         self.registry = prometheus_client.CollectorRegistry() if registry is None else registry
         self._observatory = Observatory()
+        self._named: set[str] = set()  # tags with series of their own of what spilling moved
         self._server: Any = None
         self._thread: threading.Thread | None = None
         self.registry.register(self)
@@ -171,11 +173,25 @@ class Metrics(Closing):
                 if size or key == "bytes":
                     family.add_metric([tag], size)
             yield family
+        moved = self._moved(told["pools"])
         for name, (key, text) in TAG_SPILLING.items():
-            moved = CounterMetricFamily(name, text, labels=("tag",))
-            for tag, total in _tags(told["spilled"], key).items():
-                moved.add_metric([tag], total)
-            yield moved
+            counter = CounterMetricFamily(name, text, labels=(*POOL, "tag"))
+            for labels, totals in moved.items():
+                counter.add_metric(labels, totals[key])
+            yield counter
+
+    def _moved(self, told: list[dict[str, Any]]) -> dict[tuple[str, ...], Counter[str]]:
+        """What spilling moved by pool and tag. A tag with a series keeps it: counters must not decrease."""
+        labels = {pool["pool"]: _labels(pool) for pool in told}
+        totals: defaultdict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
+        for pool in open_pools():
+            for row in pool.spilled_tags() if pool.number in labels else ():
+                tag = row.tag or ""
+                if len(self._named) < MOST_TAGS:
+                    self._named.add(tag)
+                series = (*labels[pool.number], tag if tag in self._named else OTHER_TAGS)
+                totals[series].update({key: getattr(row, key) for key, _ in TAG_SPILLING.values()})
+        return totals
 
     def describe(self) -> list[Any]:
         """Nothing: the series are known when they are collected."""

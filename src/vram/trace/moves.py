@@ -63,7 +63,10 @@ def moved_by_tag(trace: Trace) -> dict[str, tuple[int, int]]:
 
 
 def spilled_at(trace: Trace, event: int) -> int:
-    """Bytes of live allocations that are in host memory when an event happens."""
+    """Bytes of live allocations that are in host memory when an event happens.
+
+    Without what was there when the recording began, which it does not tell.
+    """
     moves = {move.event: move for move in find_moves(trace) if move.event < event}
     addresses = {move.address for move in moves.values()}
     away: defaultdict[int, int] = defaultdict(int)
@@ -73,7 +76,7 @@ def spilled_at(trace: Trace, event: int) -> int:
         address = trace.address[each]
         if each in moves:
             move = moves[each]
-            away[address] += -move.size if move.back else move.size
+            away[address] = max(0, away[address] - move.size) if move.back else away[address] + move.size
         elif address in addresses and trace.action[each] == Action.FREE_REQUESTED:
             away[address] = 0
     return sum(away.values())
