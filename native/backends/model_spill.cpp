@@ -82,7 +82,9 @@ Status ModelBackend::gate_wait(GateHandle handle, double seconds) {
   } else {
     (void)run_until([&] { return arrived(gate); }, lock);
   }
-  return {arrived(gate) ? Code::ok : Code::not_ready, 0, "gate_wait"};
+  if (arrived(gate)) return {};
+  const bool work = executing_ && executor_ == std::this_thread::get_id();  // it holds up its own stream
+  return {work ? Code::deadlock : Code::not_ready, 0, "gate_wait"};
 }
 
 // What is queued behind it has waited since the stream arrived.

@@ -818,8 +818,8 @@ PyObject* get_spilled(PyObject* object, void*) {
   PyBuffer* self = self_of(object);
   std::uint64_t bytes = 0;
   const std::shared_ptr<Pool> pool = own_pool(reinterpret_cast<PyObject*>(self->pool));
-  if (self->live && pool != nullptr)
-    (void)self->pool->pool.call([&](Allocator&) { (void)pool->spilled(self->address, &bytes); });
+  if (self->live && self->size != 0 && pool != nullptr)
+    (void)self->pool->pool.call([&](Allocator&) { (void)pool->spilled(self->address, &bytes, self->size); });
   return PyLong_FromUnsignedLongLong(bytes);
 }
 

@@ -1560,8 +1560,11 @@ const char* word_of(const Status& spill) {
       if (std::strcmp(spill.call, Spiller::kHostPage) == 0) return "host";
       return std::strcmp(spill.call, Spiller::kNothing) == 0 ? "nothing" : "limit";
     case Code::not_ready:
-    case Code::deadlock:
       return "late";
+    case Code::deadlock:
+      return "deadlock";
+    case Code::capturing:
+      return "capture";
     default:
       return "failed";
   }

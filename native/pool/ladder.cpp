@@ -344,7 +344,7 @@ Index Ladder::serve_give_back(Climb& climb) {
 
 // Moves pages that were not used for long to the host, before the request fails. What is lacking may grow
 // meanwhile, because one of the pages was partly under the place for the request, or because the driver has
-// less than it says; then more pages move.
+// less than it says; then more pages move. So does what the pool has beyond a limit that was lowered.
 Index Ladder::serve_spill(Climb& climb) {
   if (!placement_.paged(climb.want)) return 0;
   std::uint64_t wished = 0;
@@ -354,11 +354,14 @@ Index Ladder::serve_spill(Climb& climb) {
     std::uint64_t unused = 0, total = 0;
     if (backend_->memory_info(&unused, &total).ok())
       bytes -= std::min({bytes, budget(), unused / kSlotBytes * kSlotBytes});
-    bytes = std::max(kSlotBytes, bytes);
+    const std::uint64_t beyond = state_.beyond_limit();
+    bytes = std::max(kSlotBytes, bytes) + beyond;
     const Status status = spiller_.make_room(bytes, wished, *climb.stream, *climb.lock);
     climb.spill = status;
     if (closed()) climb.error = {Code::closed, 0, "allocate"};
     if (status.code == Code::interrupted) climb.error = status;
+    if (beyond != 0 && climb.error.ok())
+      climb.error = placement_.release_free(config_.limit, finished_, kMostAsked, false);
     if (!climb.error.ok()) return 0;
     // Even if nothing could move: others may have freed memory while the mutex was released.
     if (const Index block = search_again(climb)) return block;

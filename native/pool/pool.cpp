@@ -484,6 +484,7 @@ Status Pool::change(const Setting& set) {
   ladder_.arrange();
   if (config.bounded() != was_bounded) caches_.arrange();
   ladder_.keep_threshold();
+  spiller_.keep_budget();
   return {};
 }
 

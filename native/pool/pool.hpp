@@ -136,7 +136,9 @@ class Pool final : public Allocator {
   Status spill(Address address, std::uint64_t* moved) { return spiller_.spill(address, moved); }
   Status prefetch(Address address, std::uint64_t* moved) { return spiller_.prefetch(address, moved); }
   // Bytes of that allocation that are on the host.
-  Status spilled(Address address, std::uint64_t* bytes) const { return spiller_.spilled(address, bytes); }
+  Status spilled(Address address, std::uint64_t* bytes, std::uint64_t size = 0) const {
+    return spiller_.spilled(address, bytes, size);
+  }
   std::unordered_map<std::uint32_t, SpillOfLabel> spill_by_label() const { return spiller_.by_label(); }
   // What suspends allocations and leaves them usable; returns when it is done.
   Status park(const Wanted& wanted, std::uint64_t* moved) { return spiller_.park(wanted, moved); }

@@ -39,8 +39,9 @@ Status Spiller::park(const Wanted& wanted, std::uint64_t* moved) {
       lock, moved);
   if (!status.ok()) return status;
   const std::vector<bool> ours = pages_of(wanted, false);
+  const std::vector<bool> others = pages_of(wanted, true);
   for (Index page = 1; page < ours.size(); ++page)
-    if (ours[page] && stock().pages()[page].spilled()) stock().set_parked(page, true);
+    if (ours[page] && !others[page] && stock().pages()[page].spilled()) stock().set_parked(page, true);
   return {};
 }
 

@@ -307,13 +307,20 @@ std::uint64_t Spiller::spilled_bytes(const Block& block, Units from, Units to) c
   return bytes;
 }
 
-Status Spiller::spilled(Address address, std::uint64_t* bytes) const {
+Status Spiller::spilled(Address address, std::uint64_t* bytes, std::uint64_t size) const {
   *bytes = 0;
   std::unique_lock<std::mutex> lock;
   if (Status status = enter("spilled", &lock); !status.ok()) return status;
   const Index block = space().containing(address);
   if (block == 0 || !blocks()[block].allocated()) return {Code::invalid, 0, "spilled"};
-  *bytes = spilled_bytes(blocks()[block]);
+  if (size == 0) {
+    *bytes = spilled_bytes(blocks()[block]);
+    return {};
+  }
+  const std::uint64_t from = address - space().address_of(blocks()[block]);
+  const std::uint64_t past = from + std::min(size, bytes_of(blocks()[block]) - from);
+  const auto unit = [&](std::uint64_t at) { return blocks()[block].offset + static_cast<Units>(at / kUnit); };
+  *bytes = std::min(size, spilled_bytes(blocks()[block], unit(from), unit(past + kUnit - 1)));
   return {};
 }
 
@@ -420,6 +427,15 @@ Status Spiller::release_host_bytes() {
   if (Status status = begin("spill", lock); !status.ok()) return status;
   counts_.taken_bytes = used_by_others_.load(std::memory_order_relaxed);
   return {};
+}
+
+// What is in use now, or what the driver refuses, is released when it is needed.
+void Spiller::keep_budget() {
+  if (stock().host_bytes() <= budget()) return;
+  lives_.complete();
+  caches_.drain_all();
+  stock().settle();
+  (void)stock().release_spare(budget(), finished_);
 }
 
 // No cache takes the blocks of a page on the host when they are freed, so that no request gets them.
@@ -594,7 +610,7 @@ Status Spiller::get_device_page(int size, StreamNumber stream, Index* out) {
   Status status;
   for (const bool released : {false, true}) {
     if (*out != 0) break;
-    status = {Code::out_of_memory, 0, "page_create"};
+    status = {Code::out_of_memory, 0, kLimit};
     if (bytes <= state_.budget()) status = stock().create_free(size, stream, out);
     if (status.code != Code::out_of_memory || released) break;
     // Pages of other sizes make room for one of this size.

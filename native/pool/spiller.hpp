@@ -40,6 +40,7 @@ class Spiller : PoolPart {
   static constexpr const char* kBudget = "spill";
   static constexpr const char* kHostPage = "host_page_create";
   static constexpr const char* kNothing = "spill_nothing";
+  static constexpr const char* kLimit = "limit";  // of device memory, on the way back
 
   Spiller(PoolState& state, EventLog& log, Caches& caches, Pending& pending, StreamLives& lives,
           const Shares& shares)
@@ -73,6 +74,8 @@ class Spiller : PoolPart {
   Status take_host_bytes(std::uint64_t bytes);
   void give_host_bytes(std::uint64_t bytes);
   Status release_host_bytes();
+  // Releases spare pages beyond a budget that has shrunk. Under the mutex.
+  void keep_budget();
 
   // hook(needed, moved): called with no lock held before pages are chosen for a request, with 0, and once
   // after the first ones have moved. Others may take their memory meanwhile, so not each time.
@@ -88,8 +91,8 @@ class Spiller : PoolPart {
   std::uint64_t spilled_bytes(const Block& block, Units from = 0, Units to = ~Units{0}) const;
   // What was moved, by the labels of the allocations.
   std::unordered_map<std::uint32_t, SpillOfLabel> by_label() const;
-  // Of the allocation that contains the address.
-  Status spilled(Address address, std::uint64_t* bytes) const;
+  // Of the allocation that contains the address; with a size, of so many of its bytes from there.
+  Status spilled(Address address, std::uint64_t* bytes, std::uint64_t size = 0) const;
 
  private:
   struct Move {

@@ -77,6 +77,11 @@ struct PoolState {
     const std::uint64_t limit = config.limit != 0 ? config.limit : ~std::uint64_t{0};
     return limit > placement.reserved_bytes() ? limit - placement.reserved_bytes() : 0;
   }
+  // What is reserved beyond a limit that was lowered.
+  std::uint64_t beyond_limit() const {
+    const std::uint64_t reserved = placement.reserved_bytes();
+    return config.limit != 0 ? reserved - std::min(config.limit, reserved) : 0;
+  }
   // In builds with checks: verifies every structure at the end of a slow path; in a large pool not every
   // time, because a check looks at every block. Called with the mutex held.
   void verify() {

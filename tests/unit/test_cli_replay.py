@@ -471,3 +471,19 @@ def test_the_command_predicts_spilling(vram_command: Any) -> None:
 def test_spill_needs_a_full_device_and_vram(options: list[str], vram_command: Any) -> None:
     code, _, err = vram_command("replay", SMALL, "--spill", "1GiB", *options)
     assert code == 2 and "spill" in err
+
+
+@pytest.mark.parametrize("value", ["0.5", "1.5", "lots"])
+def test_spill_of_a_replay_is_the_option(value: str, vram_command: Any) -> None:
+    code, _, err = vram_command("replay", SMALL, "--capacity", "1GiB", "--spill", value)
+    assert code == 2 and "spill cannot be" in err
+
+
+@needs_native
+def test_the_command_does_not_advise_host_memory_for_what_never_fits(vram_command: Any) -> None:
+    code, out, _ = vram_command("replay", SMALL, "--capacity", "7GiB", "--spill", "auto", "--json")
+    assert (code, json.loads(out)["policies"][0]["oom"]) == (0, None)
+    code, out, _ = vram_command("replay", SMALL, "--capacity", "6GiB", "--spill", "32MiB")
+    assert code == 1 and "a larger --capacity, a larger --spill" in out
+    code, out, _ = vram_command("replay", SMALL, "--capacity", "16MiB", "--spill", "64GiB")
+    assert code == 1 and "larger --spill" not in out

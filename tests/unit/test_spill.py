@@ -472,6 +472,76 @@ def test_errors_name_the_memory_that_is_missing(device: Device) -> None:
             assert len(kept) == 8
 
 
+def test_errors_say_how_much_host_memory_is_left(device: Device) -> None:
+    with Pool(device, spill="13MiB") as pool:
+        kept = [pool.allocate(BLOCK) for _ in range(11)]
+        with pytest.raises(OutOfMemory, match="a larger spill, because only 1 MiB of 13 MiB are left"):
+            pool.allocate(BLOCK)
+        assert len(kept) == 11
+
+
+def test_memory_of_others_is_no_memory_that_may_spill(device: Device) -> None:
+    with Pool(device) as other, Pool(device, spill="1GiB") as pool:
+        theirs = other.allocate("24MiB")
+        mine = pool.allocate(BLOCK)
+        mine.spill()
+        with pytest.raises(OutOfMemory) as caught:
+            pool.allocate("16MiB")
+        text = str(caught.value)
+        assert "Verdict: foreign" in text and theirs
+        assert "memory that may spill" not in text and "freeing part of" not in text
+
+
+def test_errors_name_a_capture(device: Device) -> None:
+    with Pool(device, spill="1GiB") as pool, vram.Stream(device) as stream:
+        kept = [pool.allocate(BLOCK) for _ in range(8)]
+        device.backend.capture_begin(stream.handle)
+        with pytest.raises(OutOfMemory, match="nothing moves while a stream is captured") as caught:
+            pool.allocate(BLOCK)
+        device.backend.capture_end(stream.handle)
+        assert caught.value.report["spill_refused"] == "capture"
+        kept.append(pool.allocate(BLOCK))
+        assert pool.stats().spilled == BLOCK
+
+
+def test_errors_name_a_call_from_work_on_a_stream() -> None:
+    caught: list[OutOfMemory] = []
+    device = Device.model("32MiB")
+    with Pool(device, spill="1GiB") as pool, vram.Stream(device) as stream:
+        kept = [pool.allocate(BLOCK) for _ in range(8)]
+
+        def work() -> None:
+            try:
+                pool.allocate(BLOCK)
+            except OutOfMemory as error:
+                caught.append(error)
+
+        stream.launch(work)
+        stream.launch(lambda: None)
+        stream.synchronize()
+        assert "making the request from another thread" in str(caught[0])
+        assert caught[0].report["spill_refused"] == "deadlock" and len(kept) == 8
+
+
+def test_what_cannot_return_says_why(device: Device) -> None:
+    with Pool(device, spill="1GiB") as pool:
+        buffer = pool.allocate("24MiB")
+        buffer.spill()
+        pool.trim()
+        pool.reconfigure({"limit": "16MiB"})
+        with pytest.raises(OutOfMemory, match="the limit of the pool does not allow") as caught:
+            buffer.prefetch()
+        assert caught.value.call == "limit" and 0 < buffer.spilled < buffer.size
+        pool.reconfigure({"limit": "none"})
+        with Pool(device) as other:
+            other.allocate(device.free_memory)
+            other.trim()
+            hold = other.allocate(device.free_memory)
+            with pytest.raises(OutOfMemory, match="the device has no memory left"):
+                buffer.prefetch()
+            hold.free()
+
+
 def test_host_memory_of_freed_buffers_is_awaited(device: Device) -> None:
     with Pool(device, spill=2 * BLOCK) as pool:
         for move in (lambda buffer: buffer.spill(), lambda _: pool.suspend(keep="mapped")):
@@ -510,6 +580,50 @@ def test_a_request_gets_the_memory_that_was_moved_for_it(device: Device) -> None
         assert len([moved for moved in calls if moved]) == 1 < len(calls) - 1
         pool.set_spill_callback(None)
         taken.clear()
+
+
+def test_a_limit_that_was_lowered_counts(device: Device) -> None:
+    """Other memory leaves, so that the next request stays within it."""
+    with Pool(Device.model("64MiB"), spill="1GiB") as pool:
+        kept = [pool.allocate("16MiB") for _ in range(4)]
+        pool.reconfigure({"limit": "32MiB"})
+        kept.append(pool.allocate("8MiB"))
+        assert pool.stats().reserved <= 32 * MIB
+        assert pool.stats().spilled >= 40 * MIB
+        with pytest.raises(OutOfMemory):
+            pool.allocate("40MiB")
+        assert len(kept) == 5
+    with Pool(device, spill=2 * BLOCK) as pool:
+        kept = [pool.allocate(BLOCK) for _ in range(8)]
+        pool.reconfigure({"limit": "16MiB"})
+        with pytest.raises(OutOfMemory, match="a larger spill"):
+            pool.allocate(BLOCK)
+        assert pool.stats().spilled == 0 and len(kept) == 8  # what would not have been enough stays
+
+
+def test_a_smaller_spill_releases_host_memory(pool: Pool) -> None:
+    kept, returned, freed = (pool.allocate(2 * BLOCK) for _ in range(3))
+    for buffer in (kept, returned, freed):
+        buffer.spill()
+    returned.prefetch()
+    freed.free()
+    pool.reconfigure({"spill": 5 * BLOCK})
+    assert pool.stats()["spill.host_bytes"] == 5 * BLOCK
+    pool.reconfigure({"spill": BLOCK})
+    assert pool.stats()["spill.host_bytes"] == 4 * BLOCK
+    pool.device.synchronize()  # queued work could have used what was freed
+    pool.reconfigure({"spill": 0})
+    assert pool.stats()["spill.host_bytes"] == kept.spilled == 2 * BLOCK
+
+
+def test_a_buffer_has_at_most_its_size_in_host_memory(pool: Pool) -> None:
+    small = pool.allocate(100)
+    small.spill()
+    assert small.spilled == 100
+    with vram.Arena(pool, size=2 * BLOCK) as arena:
+        pieces = [arena.allocate(BLOCK // 2) for _ in range(3)]
+        pieces[1].spill()  # moves the chunk of the arena
+        assert [piece.spilled for piece in pieces] == [BLOCK // 2] * 3
 
 
 def test_suspend_and_spill_together(pool: Pool) -> None:
@@ -726,6 +840,18 @@ def test_a_tag_can_be_suspended_and_stay_usable(pool: Pool) -> None:
     assert pool.stats()["spill.parked_bytes"] == 0
 
 
+def test_a_tag_that_is_suspended_leaves_pages_of_others_alone(pool: Pool) -> None:
+    """Also those that are in host memory already."""
+    with vram.tag("model"):
+        ours = pool.allocate(MIB // 2)
+    theirs = pool.allocate(MIB // 2)  # on the same page
+    theirs.spill()
+    assert ours.spilled == ours.size
+    pool.suspend("model", keep="mapped")
+    assert pool.stats()["spill.parked_bytes"] == 0
+    assert theirs.prefetch() == 2 * MIB
+
+
 def test_everything_can_be_suspended_and_stay_usable(pool: Pool) -> None:
     buffers = [pool.allocate(BLOCK) for _ in range(4)]
     assert pool.suspend_async(keep="mapped").result() == 4 * BLOCK
@@ -789,7 +915,10 @@ def test_an_explanation_has_what_was_in_host_memory(device: Device, tmp_path: Pa
         assert pool.stats().spilled < away
     found = explain(vram.open(tmp_path / "run.vtrace"))
     assert found.spilled == found.to_json()["spilled"] == away == 2 * BLOCK
-    assert "with 8 MiB spilled to host memory, 32 MiB allocated and 32 MiB reserved" in found.headline
+    assert (
+        "with 8 MiB spilled to host memory, 32 MiB allocated on the device and 32 MiB reserved"
+        in found.headline
+    )
     assert "would complete with a larger spill" in [remedy.what for remedy in found.remedies]
 
 

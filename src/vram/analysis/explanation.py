@@ -249,7 +249,11 @@ def _what(found: Explanation) -> str:
     step = f" in step {moment.step}" if moment.step is not None else ""
     held = f"{format_size(account.allocated)} allocated and {format_size(account.reserved)} reserved"
     if found.spilled:
-        held = f"{format_size(found.spilled)} spilled to host memory, {held}"
+        held = (
+            f"{format_size(found.spilled)} spilled to host memory, "
+            f"{format_size(account.allocated)} allocated on the device "
+            f"and {format_size(account.reserved)} reserved"
+        )
     if request is None:
         if moment.kind == "end":
             return f"The recording has no events; at its end there are {held}."

@@ -14,6 +14,8 @@ from rich.console import Console
 
 from vram.analysis.capacity import describe_limit, recorded_capacity
 from vram.analysis.moments import require_contents
+from vram.config import read_options, spill_bytes
+from vram.errors import ConfigError
 from vram.replay import (
     POLICIES,
     Ranked,
@@ -73,6 +75,16 @@ def read_policy_conf(ctx: click.Context, param: click.Parameter, values: tuple[s
     return {name: {**shared, **named.get(name, {})} for name in POLICIES} if named else shared
 
 
+def read_spill(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """Parse the option spill. With `auto`, it is what a pool on this machine would take."""
+    if value is None:
+        return None
+    try:
+        return spill_bytes(read_options({"spill": value})["spill"])
+    except ConfigError as error:
+        raise click.BadParameter(str(error), ctx, param) from error
+
+
 @click.command("replay")
 @files_argument
 @click.option(
@@ -106,8 +118,8 @@ def read_policy_conf(ctx: click.Context, param: click.Parameter, values: tuple[s
 )
 @click.option(
     "--spill",
-    metavar="SIZE",
-    callback=read_size,
+    metavar="SIZE|auto",
+    callback=read_spill,
     help="Host memory that vram may move cold memory to when the device of --capacity is full.",
 )
 @click.option("--sweep", is_flag=True, help="Try common settings of each allocator and rank them.")
@@ -376,7 +388,8 @@ def _sentence(result: ReplayResult, report: ReplayReport) -> str:
     if (oom := result.oom) is not None:
         step = "" if oom["step"] is None else f" in step {oom['step']}"
         capacity = "" if report.capacity is None else f" of {format_size(report.capacity)}"
-        larger = "" if result.spill is None else ", a larger --spill"
+        could_spill = result.spill is not None and (report.capacity is None or oom["size"] <= report.capacity)
+        larger = ", a larger --spill" if could_spill else ""
         return (
             f"{result.policy} runs out of memory at event {oom['event']}{step}: "
             f"{format_size(oom['size'])} requested, {format_size(oom['allocated'])} allocated "

@@ -25,11 +25,11 @@ STAYS: Final = (
     "streams that vram does not know"
 )
 SPILL_REMEDIES: Final = {
-    "": STAYS,
-    "nothing": STAYS,
-    "limit": "a larger spill, because all host memory that it allows is in use",
     "host": "freeing host memory, because the host has no memory left for more pages",
     "late": "streams that respond, because one did not arrive in time for a swap to host memory",
+    "deadlock": "making the request from another thread, because it came from work on a stream and a swap "
+    "to host memory would wait for that work",
+    "capture": "allocating before the capture or after it, because nothing moves while a stream is captured",
     "failed": "finding out why the device refused to move memory to the host",
 }
 """What would let more memory spill, by why none could move."""
@@ -231,12 +231,28 @@ def _remedies(size: int, facts: Mapping[str, Any], cross_stream: str) -> Iterato
         yield f"a {facts['limit_name']} of at least {format_size(-(-larger // PAGE) * PAGE)}"
     if demand > capacity:
         yield f"freeing {format_size(demand - capacity)} of the allocated memory"
-    else:
+    elif facts["allocated"]:
         yield "freeing part of the allocated memory, or requesting less"
+    else:
+        yield "requesting less"
     if facts["spill"]:
-        yield SPILL_REMEDIES[facts["spill_refused"]]
+        yield from _remedies_of_spill(size, facts)
     elif facts["can_spill"] and demand > capacity:
         yield f'spill="{format_size(demand - capacity)}" or more, which moves cold memory to host memory'
+
+
+def _remedies_of_spill(size: int, facts: Mapping[str, Any]) -> Iterator[str]:
+    """What would let more memory spill."""
+    refused = facts["spill_refused"]
+    if refused in SPILL_REMEDIES:
+        yield SPILL_REMEDIES[refused]
+    elif refused == "limit":
+        left = facts["spill"] - facts["spilled"] - facts["saved"]
+        some = f"only {format_size(left)} of {format_size(facts['spill'])} are left"
+        none = "all host memory that it allows is in use"
+        yield f"a larger spill, because {some if left > 0 else none}"
+    elif facts["allocated"] + facts["bytes"]["unused"] + facts["free_pages"] >= size:
+        yield STAYS
 
 
 def _remedies_inside(size: int, facts: Mapping[str, Any], cross_stream: str) -> Iterator[str]:
