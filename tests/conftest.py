@@ -41,6 +41,9 @@ for name in [*os.environ]:
         "FORCE_COLOR",
         "NO_COLOR",
         "TTY_COMPATIBLE",
+        "LOCAL_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "SLURM_NTASKS_PER_NODE",
     }:
         del os.environ[name]
 os.environ["TERM"] = "xterm"

@@ -56,6 +56,7 @@ WARM_STEPS = 4
 PEER_PERCENT = 90
 BYTES_PER_SECOND = 55e9
 MOST_SECONDS = 240
+MOST_SECONDS_TO_END = 30
 """A run that takes longer is ended."""
 MOVED = [f"spill.{kind}_{way}_bytes" for kind in ("moved", "saved") for way in ("out", "back")]
 
@@ -158,6 +159,8 @@ def run(name: str, how: str, limit: int = 0, spill: str = "0", recording: str = 
     except EOFError:
         return {"failed": "its process died"}
     finally:
+        process.join(MOST_SECONDS_TO_END)
+        process.kill()
         process.join()
 
 

@@ -46,9 +46,8 @@ const char* advice(const Status& status) {
       if (std::strcmp(status.call, Spiller::kHostPage) == 0)
         return "the host has no memory left for it. Free host memory, or reduce the option spill.";
       if (std::strcmp(status.call, Spiller::kLimit) == 0)
-        return "the limit of the pool does not allow so much device memory. What it allows has moved. Raise "
-               "the "
-               "limit, or free memory of the pool.";
+        return "the limit of the pool does not allow so much device memory. What it allows has moved. "
+               "Raise the limit, or free memory of the pool.";
       return "the device has no memory left for it. Free memory here or in other processes on the device, or "
              "request less.";
     case Code::invalid:

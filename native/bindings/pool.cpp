@@ -1558,9 +1558,10 @@ const char* word_of(const Status& spill) {
       return "";
     case Code::out_of_memory:
       if (std::strcmp(spill.call, Spiller::kHostPage) == 0) return "host";
-      return std::strcmp(spill.call, Spiller::kNothing) == 0 ? "nothing" : "limit";
+      if (std::strcmp(spill.call, Spiller::kNothing) == 0) return "nothing";
+      return std::strcmp(spill.call, Spiller::kBudget) == 0 ? "limit" : "failed";
     case Code::not_ready:
-      return "late";
+      return std::strcmp(spill.call, Spiller::kTurn) == 0 ? "busy" : "late";
     case Code::deadlock:
       return "deadlock";
     case Code::capturing:
@@ -1573,14 +1574,15 @@ const char* word_of(const Status& spill) {
 }  // namespace
 
 PyObject* report_dict(const OutOfMemoryReport& report) {
-  return Py_BuildValue(
-      "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKss}", "requested", wide(report.requested), "limit",
-      wide(report.limit), "device_total", wide(report.device_total), "device_free", wide(report.device_free),
-      "reserved", wide(report.reserved), "allocated", wide(report.live), "pending", wide(report.pending),
-      "cached", wide(report.cached), "free_pages", wide(report.free_pages), "free_elsewhere",
-      wide(report.free_elsewhere), "stranded", wide(report.stranded), "largest_free",
-      wide(report.largest_free), "suspended", wide(report.suspended), "spill", wide(report.spill_limit),
-      "host", wide(report.host), "spilled", wide(report.spilled), "spill_refused", word_of(report.spill));
+  return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKss}", "requested", wide(report.requested), "limit",
+                       wide(report.limit), "device_total", wide(report.device_total), "device_free",
+                       wide(report.device_free), "reserved", wide(report.reserved), "allocated",
+                       wide(report.live), "pending", wide(report.pending), "cached", wide(report.cached),
+                       "free_pages", wide(report.free_pages), "free_elsewhere", wide(report.free_elsewhere),
+                       "stranded", wide(report.stranded), "largest_free", wide(report.largest_free),
+                       "suspended", wide(report.suspended), "spill", wide(report.spill_limit), "host",
+                       wide(report.host), "spilled", wide(report.spilled), "spill_left",
+                       wide(report.spill_left), "spill_refused", word_of(report.spill));
 }
 
 std::shared_ptr<Allocator> allocator_of(PyObject* object) {

@@ -65,7 +65,7 @@ enum class Rung : std::uint8_t {
 inline constexpr int kRungs = 13;
 const char* name_of(Rung rung);
 
-// Why a request failed. In bytes, but for the last.
+// Why a request failed. All in bytes, except `spill`.
 struct OutOfMemoryReport {
   std::uint64_t requested = 0;
   std::uint64_t limit = 0;  // 0: none
@@ -82,6 +82,7 @@ struct OutOfMemoryReport {
   std::uint64_t spill_limit = 0;     // most bytes of host pages; 0: none
   std::uint64_t host = 0;            // host pages, spare ones included; not in `reserved`
   std::uint64_t spilled = 0;         // what is live on them; not in `live`
+  std::uint64_t spill_left = 0;      // of spill_limit, what more of them may take
   std::uint64_t largest_free = 0;
   Status spill;  // why no memory could move to the host; ok if that was not tried
 };

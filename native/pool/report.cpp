@@ -55,6 +55,7 @@ OutOfMemoryReport Report::explain(std::uint64_t size, const StreamState& asking)
   report.spill_limit = config_.spill;
   report.host = stock().host_bytes();
   report.spilled = spilled_live();
+  report.spill_left = spiller_.left();
   report.live -= suspended_live();
   report.live -= std::min(report.live, report.spilled);
   const std::uint64_t accounted =

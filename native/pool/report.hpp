@@ -6,7 +6,7 @@
 
 namespace vram {
 
-// Who resets the peaks, each for itself; `steps`: who follows the steps of a program (Report::usage).
+// Who resets the peaks, each for itself; `steps`: code that follows the steps of a program (Report::usage).
 enum class PeakReader : std::uint8_t { program, framework, steps };
 inline constexpr int kPeakReaders = 3;
 

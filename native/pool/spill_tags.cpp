@@ -78,11 +78,12 @@ void Spiller::note_moves(const std::vector<Move>& moves, double seconds, Action 
     std::vector<std::pair<Index, std::uint64_t>> moved;
     for (const Move& move : moves) {
       if (!move.exchanged) continue;
-      all += move.bytes;
       const Page& page = stock().pages()[move.to];
       if (page.holder == 0) continue;
       each_block_on(page, [&](Index b, Units units) {
-        if (blocks()[b].allocated()) moved.emplace_back(b, bytes_of(units));
+        if (!blocks()[b].allocated()) return;
+        moved.emplace_back(b, bytes_of(units));
+        all += bytes_of(units);
       });
     }
     std::sort(moved.begin(), moved.end());

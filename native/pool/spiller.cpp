@@ -438,6 +438,8 @@ void Spiller::keep_budget() {
   (void)stock().release_spare(budget(), finished_);
 }
 
+std::uint64_t Spiller::left() const { return budget() - std::min(budget(), stock().spilled_bytes()); }
+
 // No cache takes the blocks of a page on the host when they are freed, so that no request gets them.
 void Spiller::mark_blocks(Index page) {
   each_block_on(stock().pages()[page], [&](Index b, Units) {
@@ -497,8 +499,7 @@ Status Spiller::to_host(const std::vector<SpillCandidate>& victims, const Stream
 // large for the host memory that is left. Returns how many of them have `bytes`; 0: all of them have less.
 std::size_t Spiller::choose(std::uint64_t bytes, std::uint64_t wished,
                             std::vector<SpillCandidate>& candidates) const {
-  const std::uint64_t most = budget();
-  std::uint64_t left = most - std::min(most, stock().spilled_bytes());
+  std::uint64_t left = this->left();
   std::uint64_t sum = 0;
   std::size_t count = 0;
   std::size_t enough = 0;
@@ -551,6 +552,7 @@ Status Spiller::move_out(std::uint64_t bytes, std::uint64_t wished, StreamState&
                          std::unique_lock<std::mutex>& lock, std::uint64_t* moved) {
   const Turn turn(state_.turn, patience);
   lock.lock();
+  if (turn.late()) return {Code::not_ready, 0, kTurn};
   if (!turn.ours()) return {Code::deadlock, 0, "spill"};
   if (closed()) return {Code::closed, 0, "spill"};
   std::vector<SpillCandidate> all = candidates(0);
@@ -727,13 +729,24 @@ Status Spiller::prefetch(Address address, std::uint64_t* moved) {
       lock, moved);
 }
 
+// Whether queued work still uses blocks or pages that are free otherwise.
+bool Spiller::freed_in_use() const {
+  if (pending_.blocks_waiting() != 0) return true;
+  const Slab<Page>& pages = stock().pages();
+  for (Index p = 1; p < pages.end(); ++p) {
+    const Page& page = pages[p];
+    const bool used = page.handle != 0 && page.holder == 0 && page.mappings != 0;
+    if (used && !streams_[page.owner].apart() && !finished_(page.owner, page.tick)) return true;
+  }
+  return false;
+}
+
 Status Spiller::by_hand(const std::function<Status(std::uint64_t*)>& move, std::unique_lock<std::mutex>& lock,
                         std::uint64_t* moved) {
   caches_.drain_all();
   lives_.complete();
   const Status status = move(moved);
-  if (status.code != Code::out_of_memory) return status;
-  // Freed memory that queued work still uses may be enough.
+  if (status.code != Code::out_of_memory || !freed_in_use()) return status;
   if (Status idle = lives_.wait_until_idle(lock); !idle.ok()) return idle;
   std::uint64_t more = 0;
   const Status again = move(&more);

@@ -41,6 +41,8 @@ class Spiller : PoolPart {
   static constexpr const char* kHostPage = "host_page_create";
   static constexpr const char* kNothing = "spill_nothing";
   static constexpr const char* kLimit = "limit";  // of device memory, on the way back
+  // not_ready: another operation had the turn for too long.
+  static constexpr const char* kTurn = "spill_turn";
 
   Spiller(PoolState& state, EventLog& log, Caches& caches, Pending& pending, StreamLives& lives,
           const Shares& shares)
@@ -76,6 +78,8 @@ class Spiller : PoolPart {
   Status release_host_bytes();
   // Releases spare pages beyond a budget that has shrunk. Under the mutex.
   void keep_budget();
+  // What more pages may take of the budget. Under the mutex.
+  std::uint64_t left() const;
 
   // hook(needed, moved): called with no lock held before pages are chosen for a request, with 0, and once
   // after the first ones have moved. Others may take their memory meanwhile, so not each time.
@@ -118,8 +122,8 @@ class Spiller : PoolPart {
                  std::unique_lock<std::mutex>& lock, std::uint64_t* moved);
   Status move_out(std::uint64_t bytes, std::uint64_t wished, StreamState& taker, double patience,
                   std::unique_lock<std::mutex>& lock, std::uint64_t* moved);
-  // Moves by hand: if there is too little memory on the other side, it waits for queued work and calls `move`
-  // again, which adds to *moved.
+  // Moves by hand: if there is too little memory on the other side, it waits for work that still uses freed
+  // memory and calls `move` again, which adds to *moved.
   Status by_hand(const std::function<Status(std::uint64_t* moved)>& move, std::unique_lock<std::mutex>& lock,
                  std::uint64_t* moved);
   Status to_device(const std::vector<Index>& pages, std::unique_lock<std::mutex>& lock, std::uint64_t* moved);
@@ -127,6 +131,7 @@ class Spiller : PoolPart {
   Status create_host_page(int size, std::unique_lock<std::mutex>& lock, Index* out);
   SpareBytes next_sizes(std::uint64_t bytes) const;
   Status get_device_page(int size, StreamNumber stream, Index* out);
+  bool freed_in_use() const;
   void mark_blocks(Index page);
   void unmark_blocks(Index page);
   void note_moves(const std::vector<Move>& moves, double seconds, Action action);

@@ -22,7 +22,7 @@ class TurnMutex {
 };
 
 // Not ours(): this thread has the turn already, in a callback of such an operation, and would wait for
-// itself; or the operation in progress has not ended within the given time.
+// itself; or, if late(), the operation in progress has not ended within the given time.
 class Turn {
  public:
   explicit Turn(TurnMutex& turn) : turn_(turn), ours_(turn.whose_.load() != std::this_thread::get_id()) {
@@ -39,6 +39,7 @@ class Turn {
     if (!ours_) return;
     ++turn_.waiting_;
     ours_ = lock_within(turn_.mutex_, seconds);
+    late_ = !ours_;
     --turn_.waiting_;
     if (ours_) turn_.whose_ = std::this_thread::get_id();
   }
@@ -50,6 +51,7 @@ class Turn {
   Turn(const Turn&) = delete;
   Turn& operator=(const Turn&) = delete;
   bool ours() const { return ours_; }
+  bool late() const { return late_; }
 
  private:
   // Without a pause for those that wait, a thread that takes one turn after the other would keep them out:
@@ -62,6 +64,7 @@ class Turn {
 
   TurnMutex& turn_;
   bool ours_;
+  bool late_ = false;
 };
 
 }  // namespace vram

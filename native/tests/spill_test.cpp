@@ -266,6 +266,17 @@ TEST(a_thread_that_takes_one_turn_after_the_other_lets_others_in) {
   CHECK(waited < 20 * kRounds);
 }
 
+TEST(a_turn_that_is_late_is_told_from_one_that_would_never_come) {
+  TurnMutex mutex;
+  const Turn turn(mutex);
+  const Turn own(mutex), bounded(mutex, 0.01);
+  CHECK(!own.ours() && !own.late() && !bounded.ours() && !bounded.late());
+  std::thread([&] {
+    const Turn other(mutex, 0.01);
+    CHECK(!other.ours() && other.late());
+  }).join();
+}
+
 TEST(others_have_a_part_of_the_budget) {
   Program program(spilling(3 * kBlock));
   Pool& pool = *program.world.pool;

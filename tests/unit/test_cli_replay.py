@@ -473,6 +473,15 @@ def test_spill_needs_a_full_device_and_vram(options: list[str], vram_command: An
     assert code == 2 and "spill" in err
 
 
+@needs_native
+def test_spill_moves_pages_wherever_it_is_set() -> None:
+    trace = steps_of_spill(keep=48 * MIB, work=32 * MIB, steps=1)
+    for conf, spill in (({"pages": "no", "spill": "1GiB"}, 0), ({"pages": False}, "1GiB")):
+        with pytest.raises(ConfigError, match="no effect with pages off"):
+            engine.replay(trace, capacity=64 * MIB, conf=conf, spill=spill)
+    assert engine.replay(trace, capacity=1 << 30, conf={"pages": "no", "spill": 0}).oom is None
+
+
 @pytest.mark.parametrize("value", ["0.5", "1.5", "lots"])
 def test_spill_of_a_replay_is_the_option(value: str, vram_command: Any) -> None:
     code, _, err = vram_command("replay", SMALL, "--capacity", "1GiB", "--spill", value)

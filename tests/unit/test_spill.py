@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import logging
 import random
 import re
 import threading
@@ -250,18 +249,6 @@ def test_wishes_count_for_allocations_with_stacks(device: Device) -> None:
         assert rest[0].spilled == BLOCK
 
 
-def test_the_first_spill_is_logged(
-    device: Device, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with caplog.at_level(logging.WARNING, "vram"), Pool(device, spill="1GiB") as pool:
-        kept = [pool.allocate(BLOCK) for _ in range(12)]
-        (line,) = [record.getMessage() for record in caplog.records]
-        assert pool.device.name in line
-        assert "4 MiB more needed" in line
-        assert "1 GiB" in line
-        kept.clear()
-
-
 def test_memory_returns_when_there_is_room(pool: Pool) -> None:
     buffers = [pool.allocate(BLOCK) for _ in range(12)]
     spilled = pool.stats().spilled
@@ -475,9 +462,75 @@ def test_errors_name_the_memory_that_is_missing(device: Device) -> None:
 def test_errors_say_how_much_host_memory_is_left(device: Device) -> None:
     with Pool(device, spill="13MiB") as pool:
         kept = [pool.allocate(BLOCK) for _ in range(11)]
-        with pytest.raises(OutOfMemory, match="a larger spill, because only 1 MiB of 13 MiB are left"):
+        with pytest.raises(
+            OutOfMemory, match="a larger spill, because only 1 MiB of 13 MiB are left"
+        ) as caught:
             pool.allocate(BLOCK)
-        assert len(kept) == 11
+        assert len(kept) == 11 and caught.value.report["spill_left"] == MIB
+    with Pool(device, spill="8MiB") as pool:
+        kept = [pool.allocate(256 << 10) for _ in range(64)]
+        for buffer in kept:
+            if kept.index(buffer) % 8:  # the rest of their pages is free
+                buffer.free()
+        with pytest.raises(
+            OutOfMemory, match="a larger spill, because all host memory that it allows is in use"
+        ):
+            while True:
+                kept.append(pool.allocate("6MiB"))
+
+
+@pytest.mark.parametrize("call", ["map", "set_access", "stream_create", "copy"])
+def test_errors_do_not_blame_the_option_for_a_full_device(device: Device, call: str) -> None:
+    with Pool(device, spill="1GiB") as pool:
+        kept = [pool.allocate(BLOCK) for _ in range(8)]
+        for nth in range(1, 30):
+            device.backend.fail(call, nth=nth, code="out_of_memory")
+        with pytest.raises(OutOfMemory, match="the device refused to move memory") as caught:
+            pool.allocate(BLOCK)
+        device.backend.clear_failures()
+        assert caught.value.report["spill_refused"] == "failed" and len(kept) == 8
+
+
+def test_moves_by_hand_do_not_wait_without_need() -> None:
+    device = Device.model("64MiB")
+    with Pool(device, spill=BLOCK) as pool, vram.Stream(device) as stream:
+        buffer = pool.allocate(4 * BLOCK)
+        ran = threading.Event()
+        device.backend.set_lag(1e6)
+        stream.launch(ran.set)
+        with pytest.raises(OutOfMemory):
+            buffer.spill()
+        assert not ran.is_set()  # nothing was freed, so waiting does not help
+
+
+def test_the_tags_that_are_named_are_not_said_to_have_most(device: Device) -> None:
+    with Pool(device, spill="1GiB") as pool:
+        with vram.tag("tiny"):
+            kept = [pool.allocate(2 * MIB)]
+        kept += [pool.allocate(2 * MIB) for _ in range(8)]
+        for buffer in kept:
+            buffer.spill()
+        with pytest.raises(OutOfMemory) as caught:
+            pool.allocate("1GiB")
+        text = str(caught.value)
+        assert (
+            "some of it with the tag 'tiny' (2 MiB)" in text
+            and "'tiny' (0 B)" not in text
+            and "most of it" not in text
+        )
+
+
+def test_advice_where_others_hold_the_device(device: Device) -> None:
+    with Pool(device) as other, Pool(device, spill="1GiB") as pool:
+        theirs = other.allocate("16MiB")
+        with pytest.raises(OutOfMemory, match=r"releasing memory that other .* hold \(16 MiB\)"):
+            pool.allocate("24MiB")
+        mine = pool.allocate("8MiB", tag="kept by test_spill")
+        vram.tag("kept by test_spill", spill="never")
+        with pytest.raises(OutOfMemory) as caught:
+            pool.allocate("28MiB")
+        assert "freeing" not in str(caught.value)  # 16 MiB of others leave too little for it
+        assert theirs and mine
 
 
 def test_memory_of_others_is_no_memory_that_may_spill(device: Device) -> None:
@@ -698,6 +751,15 @@ def test_what_moved_is_counted_by_tag(pool: Pool) -> None:
     assert sum(each.moved_back_bytes for each in found.values()) == numbers["spill.moved_back_bytes"]
     assert sum(each.seconds for each in found.values()) == pytest.approx(numbers["spill.seconds"])
     assert all(each.seconds > 0 for each in found.values())
+
+
+def test_the_tags_of_small_allocations_have_all_of_the_time(pool: Pool) -> None:
+    """The rest of their page is free, and has no tag."""
+    buffer = pool.allocate(100, tag="small")
+    buffer.spill()
+    (small,) = pool.spilled_tags()
+    assert small.bytes == small.moved_out_bytes == 512
+    assert small.seconds == pool.stats()["spill.seconds"] > 0
 
 
 def test_what_moved_is_counted_by_tag_where_stacks_are_kept(device: Device) -> None:
@@ -929,8 +991,9 @@ def test_the_log_says_once_that_memory_moved(device: Device, caplog: pytest.LogC
         assert caplog.messages == []
         kept = [pool.allocate(BLOCK) for _ in range(12)]
         assert len(kept) == 12
-    (line,) = caplog.messages
-    assert "4 MiB more needed): 4 MiB of cold memory moved to host memory" in line
+        (line,) = caplog.messages
+        assert pool.device.name in line and "up to 1 GiB" in line
+        assert "4 MiB more needed): 4 MiB of cold memory moved to host memory" in line
 
 
 def test_resume_returns_only_what_was_suspended(pool: Pool) -> None:

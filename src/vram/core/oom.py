@@ -21,12 +21,13 @@ PAGE = 2 << 20
 MOST_NAMED = 3
 """So many of the largest holders are named."""
 STAYS: Final = (
-    "more memory that may spill: the rest is in use by a capture, has a tag with spill='never' or is used on "
-    "streams that vram does not know"
+    "letting more memory spill: what is left is in use by a capture, has a tag with spill='never' or is used "
+    "on streams that vram does not know"
 )
 SPILL_REMEDIES: Final = {
     "host": "freeing host memory, because the host has no memory left for more pages",
-    "late": "streams that respond, because one did not arrive in time for a swap to host memory",
+    "late": "finding the stream whose work does not end: it did not arrive in time for a swap to host memory",
+    "busy": "trying again later, because another thread was moving or suspending memory for too long",
     "deadlock": "making the request from another thread, because it came from work on a stream and a swap "
     "to host memory would wait for that work",
     "capture": "allocating before the capture or after it, because nothing moves while a stream is captured",
@@ -65,6 +66,7 @@ def explain_out_of_memory(
         "spill": 0,
         "host": 0,
         "spilled": 0,
+        "spill_left": 0,
         "saved": 0,
         "moved_out": 0,
         "moved_back": 0,
@@ -193,10 +195,13 @@ def _most_first(tags: Mapping[str | None, int]) -> dict[str | None, int]:
 
 
 def _named(tags: Mapping[str | None, int]) -> str:
-    named = [(tag, size) for tag, size in tags.items() if tag is not None][:MOST_NAMED]
+    named = {tag: size for tag, size in [*tags.items()] if tag is not None and size}
+    named = dict([*named.items()][:MOST_NAMED])
     if not named:
         return ""
-    return ", most of it with the tag " + ", ".join(f"{tag!r} ({format_size(size)})" for tag, size in named)
+    share = "most" if 2 * sum(named.values()) > sum(tags.values()) else "some"
+    listed = ", ".join(f"{tag!r} ({format_size(size)})" for tag, size in named.items())
+    return f", {share} of it with the tag {listed}"
 
 
 def _streams(facts: Mapping[str, Any]) -> str:
@@ -223,22 +228,23 @@ def _remedies(size: int, facts: Mapping[str, Any], cross_stream: str) -> Iterato
             yield f"or a {facts['limit_name']} of at least {format_size(demand)}"
         return
     yield from _remedies_inside(size, facts, cross_stream)
-    if facts["outside"] >= size and _room_in_limit(facts) >= size:
+    lacking = max(demand - capacity, demand + facts["outside"] - facts["device_total"])
+    if facts["outside"] >= max(1, size - facts["bytes"]["unused"]) and _room_in_limit(facts) >= size:
         yield f"releasing memory that other libraries or processes hold ({format_size(facts['outside'])})"
     if _is_limited(facts):
         # What is unused may be of no use, so the limit must leave room for all of the request.
         larger = demand if demand > facts["limit"] else facts["reserved"] + max(size, PAGE)
         yield f"a {facts['limit_name']} of at least {format_size(-(-larger // PAGE) * PAGE)}"
-    if demand > capacity:
-        yield f"freeing {format_size(demand - capacity)} of the allocated memory"
-    elif facts["allocated"]:
+    if 0 < lacking <= facts["allocated"]:
+        yield f"freeing {format_size(lacking)} of the allocated memory"
+    elif lacking <= 0 < facts["allocated"]:
         yield "freeing part of the allocated memory, or requesting less"
     else:
         yield "requesting less"
     if facts["spill"]:
         yield from _remedies_of_spill(size, facts)
-    elif facts["can_spill"] and demand > capacity:
-        yield f'spill="{format_size(demand - capacity)}" or more, which moves cold memory to host memory'
+    elif facts["can_spill"] and 0 < lacking <= facts["allocated"]:
+        yield f'spill="{format_size(lacking)}" or more, which moves cold memory to host memory'
 
 
 def _remedies_of_spill(size: int, facts: Mapping[str, Any]) -> Iterator[str]:
@@ -247,10 +253,9 @@ def _remedies_of_spill(size: int, facts: Mapping[str, Any]) -> Iterator[str]:
     if refused in SPILL_REMEDIES:
         yield SPILL_REMEDIES[refused]
     elif refused == "limit":
-        left = facts["spill"] - facts["spilled"] - facts["saved"]
-        some = f"only {format_size(left)} of {format_size(facts['spill'])} are left"
+        some = f"only {format_size(facts['spill_left'])} of {format_size(facts['spill'])} are left"
         none = "all host memory that it allows is in use"
-        yield f"a larger spill, because {some if left > 0 else none}"
+        yield f"a larger spill, because {some if facts['spill_left'] else none}"
     elif facts["allocated"] + facts["bytes"]["unused"] + facts["free_pages"] >= size:
         yield STAYS
 

@@ -91,24 +91,24 @@ class Pool(Closing, _native.PoolCore):
 
     def _options(self, settings: Config, given: Mapping[str, object]) -> dict[str, object]:
         """The options of the native pool. `spill` of VRAM_CONF has no effect where memory cannot spill."""
-        options = settings.core_options(self._memory.total_bytes, promised_host_bytes(self))
         self._auto_spill = settings["spill"] == AUTO
-        paged = bool(options.get("pages", True))
-        if not given.get("spill") and self._why_unspillable(paged=paged):
+        promised = promised_host_bytes(self) if self._auto_spill else 0
+        options = settings.core_options(self._memory.total_bytes, promised)
+        if not given.get("spill") and self._why_unspillable(options):
             return {**options, "spill": 0}
-        self._require_spillable(options, paged=paged)
+        self._require_spillable(options, options)
         return options
 
-    def _require_spillable(self, options: Mapping[str, object], *, paged: bool) -> None:
-        if options.get("spill") and (why := self._why_unspillable(paged=paged)):
+    def _require_spillable(self, given: Mapping[str, object], options: Mapping[str, object]) -> None:
+        if given.get("spill") and (why := self._why_unspillable(options)):
             raise ConfigError(
-                f"spill does not apply to this memory: {why}", option="spill", value=options["spill"]
+                f"spill does not apply to this memory: {why}", option="spill", value=given["spill"]
             )
 
-    def _why_unspillable(self, *, paged: bool) -> str:
-        """Why its memory cannot spill; "" if it can."""
+    def _why_unspillable(self, options: Mapping[str, object]) -> str:
+        """Why the memory of a pool with these options cannot spill; "" if it can."""
         if spillable(self._memory):
-            return "" if paged else "the option pages is off"
+            return "" if options.get("pages", True) else "the option pages is off"
         return "it is host memory already" if self._memory.host_accessible else "it cannot map host memory"
 
     def _begin(self, place: Device, settings: Config) -> None:
@@ -237,16 +237,16 @@ class Pool(Closing, _native.PoolCore):
 
     def reconfigure(self, options: Mapping[str, object], /) -> None:
         """Change options of `vram.config` that can change while the pool is in use; the others stay."""
-        settings = parse_pool_options(
-            options, capacity=self._memory.total_bytes, promised=promised_host_bytes(self)
-        )
+        auto = read_options(options, ("core",)).get("spill") == AUTO
+        promised = promised_host_bytes(self) if auto else 0
+        settings = parse_pool_options(options, capacity=self._memory.total_bytes, promised=promised)
         for name in settings:
             if not OPTIONS[name].live:
                 raise ConfigError(f"{name} cannot change; set it when you create the pool", option=name)
-        self._require_spillable(settings, paged=bool(self.config().get("pages", True)))
+        self._require_spillable(settings, self.config())
         super().reconfigure(settings)
         if "spill" in settings:
-            self._auto_spill = read_options(options, ("core",))["spill"] == AUTO
+            self._auto_spill = auto
         follow_threshold(self)
         self._tell_before_spill()
 
@@ -356,9 +356,10 @@ class Pool(Closing, _native.PoolCore):
         return max(0, before - self._reserved())
 
     def _require_spill(self, what: str, **facts: Any) -> None:
-        if why := self._why_unspillable(paged=bool(self.raw_stats()["paged"])):
+        options = self.config()
+        if why := self._why_unspillable(options):
             raise ConfigError(f"{what} does not apply to this memory: {why}", **facts)
-        if not self.config().get("spill"):
+        if not options.get("spill"):
             raise ConfigError(f"{what} moves memory to host pages: it needs the option spill", **facts)
 
     def park_blocks(self, tag: str | None, /) -> int:
@@ -433,7 +434,7 @@ class Pool(Closing, _native.PoolCore):
             self.device._core.adopt_torch()
 
     def _can_spill(self) -> bool:
-        return not self._why_unspillable(paged=bool(self.raw_stats()["paged"]))
+        return not self._why_unspillable(self.config())
 
     def _tell_before_spill(self) -> None:
         if self.config().get("spill"):

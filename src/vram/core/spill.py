@@ -137,16 +137,17 @@ class Spilled:
 class SpilledTag:
     """What was moved to host memory of the allocations under one tag. The words are those of the statistics.
 
-    What a tag has moved is counted by page: memory that was freed while it moved is under no tag.
+    Bytes are those of allocations. Free space on the pages, and memory that was freed while it moved, are
+    under no tag.
     """
 
     tag: str | None
     bytes: int = 0
-    """On pages in host memory now."""
+    """In host memory now."""
     moved_out_bytes: int = 0
     moved_back_bytes: int = 0
     seconds: float = 0.0
-    """That streams were held: its share by bytes."""
+    """That streams were held: the share of this tag."""
     saved_bytes: int = 0
     """Of PyTorch's saved tensors, in pinned memory now."""
     saved_out_bytes: int = 0

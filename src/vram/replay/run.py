@@ -232,13 +232,18 @@ def replay_stream(
 def spilling(policy: str, conf: Mapping[str, object] | None, spill: int | str) -> dict[str, object]:
     """`conf` with the host memory that the policy may spill to."""
     settings = dict(conf or {})
-    if spill == 0:
-        return settings
     if policy != SPILLING:
-        raise ConfigError(f"only {SPILLING} spills to host memory, not {policy}", option="spill", value=spill)
-    if not read_options({"pages": settings.get("pages", True)}, ("core",))["pages"]:
-        raise ConfigError("spill moves pages: it has no effect with pages off", option="spill", value=spill)
-    return {**settings, "spill": spill}
+        if spill:
+            what = f"only {SPILLING} spills to host memory, not {policy}"
+            raise ConfigError(what, option="spill", value=spill)
+        return settings
+    if spill:
+        settings["spill"] = spill
+    read = read_options({name: settings[name] for name in ("pages", "spill") if name in settings}, ("core",))
+    if read.get("spill") and not read.get("pages", True):
+        what = "spill moves pages: it has no effect with pages off"
+        raise ConfigError(what, option="spill", value=settings["spill"])
+    return settings
 
 
 def conf_of(policy: str, conf: Mapping[str, Any]) -> dict[str, object]:
