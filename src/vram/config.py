@@ -405,6 +405,7 @@ def parse_pool_options(
     memory that other pools may spill to.
     """
     options: dict[str, object] = read_options(settings, ("core",))
+    promised = whole_number(promised, "promised")
     if "limit" in options:
         options["limit"] = limit_bytes(options["limit"], capacity)  # type: ignore[arg-type]
     if "spill" in options:
