@@ -84,7 +84,7 @@ struct OutOfMemoryReport {
   std::uint64_t spilled = 0;         // what is live on them; not in `live`
   std::uint64_t spill_left = 0;      // of spill_limit, what more of them may take
   std::uint64_t largest_free = 0;
-  Status spill;  // why no memory could move to the host; ok if that was not tried
+  Status spill = {};  // why no memory could move to the host; ok if that was not tried
 };
 
 // What a pool has moved between device and host pages so far.
