@@ -160,6 +160,12 @@ bool ModelBackend::begin(Call call, Lock* lock, Status* status) {
   return true;
 }
 
+bool ModelBackend::begin_on(StreamHandle* stream, Call call, Lock* lock, Status* status) {
+  if (!begin(call, lock, status)) return false;
+  *stream = at(*stream);
+  return true;
+}
+
 void ModelBackend::charge(Call call, double us) {
   driver_us_ += us;
   if (call <= kUnmap) memory_us_ += us;
@@ -492,9 +498,9 @@ Status ModelBackend::stream_id(StreamHandle handle, StreamId* out) {
 
 Status ModelBackend::stream_query(StreamHandle handle) {
   Lock lock;
-  handle = at(handle);
   Status status;
-  if (!begin(kStreamQuery, &lock, &status) || refuse_captured(handle, kStreamQuery, &status)) return status;
+  if (!begin_on(&handle, kStreamQuery, &lock, &status) || refuse_captured(handle, kStreamQuery, &status))
+    return status;
   charge(kStreamQuery, kQueryUs);
   const Stream* stream = stream_of(handle);
   if (!stream) return {Code::invalid, 0, "stream_query"};
@@ -505,9 +511,9 @@ Status ModelBackend::stream_query(StreamHandle handle) {
 
 Status ModelBackend::stream_wait(StreamHandle handle, EventHandle event) {
   Lock lock;
-  handle = at(handle);
   Status status;
-  if (!begin(kStreamWait, &lock, &status) || refuse_captured(handle, kStreamWait, &status)) return status;
+  if (!begin_on(&handle, kStreamWait, &lock, &status) || refuse_captured(handle, kStreamWait, &status))
+    return status;
   charge(kStreamWait, kStreamWaitUs);
   Stream* stream = stream_of(handle);
   const Event* mark = events_.find(event);
@@ -570,9 +576,9 @@ Status ModelBackend::event_destroy(EventHandle event) {
 
 Status ModelBackend::event_record(EventHandle event, StreamHandle handle) {
   Lock lock;
-  handle = at(handle);
   Status status;
-  if (!begin(kEventRecord, &lock, &status) || refuse_captured(handle, kEventRecord, &status)) return status;
+  if (!begin_on(&handle, kEventRecord, &lock, &status) || refuse_captured(handle, kEventRecord, &status))
+    return status;
   charge(kEventRecord, kEventRecordUs);
   Stream* stream = stream_of(handle);
   Event* mark = events_.find(event);
@@ -600,9 +606,9 @@ Status ModelBackend::event_query(EventHandle event) {
 
 Status ModelBackend::stream_synchronize(StreamHandle handle) {
   Lock lock;
-  handle = at(handle);
   Status status;
-  if (!begin(kStreamSynchronize, &lock, &status) || refuse_captured(handle, kStreamSynchronize, &status))
+  if (!begin_on(&handle, kStreamSynchronize, &lock, &status) ||
+      refuse_captured(handle, kStreamSynchronize, &status))
     return status;
   const Stream* stream = stream_of(handle);
   if (!stream) return {Code::invalid, 0, "stream_synchronize"};
@@ -684,9 +690,8 @@ void ModelBackend::enqueue(StreamHandle handle, Operation operation) {
 Status ModelBackend::enqueue_work(Call call, StreamHandle stream, Operation operation) {
   const bool reached = call == kCopyPeer || may_reach(operation.touches, std::size(operation.touches));
   Lock lock;
-  stream = at(stream);
   Status status;
-  if (!begin(call, &lock, &status)) return status;
+  if (!begin_on(&stream, call, &lock, &status)) return status;
   if (!stream_of(stream) || !reached) return {Code::invalid, 0, kCallNames[call]};
   for (const Touch& touch : operation.touches) {
     if (ledger_.may_touch(touch.address, touch.bytes) != Code::ok)

@@ -479,6 +479,8 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   bool inherited() const;  // this process is the child of a fork
   Lock hold() const;       // throws Refused there
   bool begin(Call call, Lock* lock, Status* status);
+  // The same for a call on a stream, which becomes its place.
+  bool begin_on(StreamHandle* stream, Call call, Lock* lock, Status* status);
   void charge(Call call, double us);
   StreamHandle at(StreamHandle handle) const;
   Stream* stream_of(StreamHandle place);

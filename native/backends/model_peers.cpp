@@ -180,9 +180,9 @@ Status ModelBackend::stream_wait_peer(StreamHandle stream, const Backend& other,
   }
   Lock lock;
   Status status;
-  if (!begin(kStreamWaitPeer, &lock, &status)) return status;
-  stream = at(stream);
-  if (refuse_captured(stream, kStreamWaitPeer, &status)) return status;
+  if (!begin_on(&stream, kStreamWaitPeer, &lock, &status) ||
+      refuse_captured(stream, kStreamWaitPeer, &status))
+    return status;
   Stream* waiting = stream_of(stream);
   if (waiting == nullptr) return {Code::invalid, 0, "stream_wait_peer"};
   waiting->tail = std::max(waiting->tail, passes);

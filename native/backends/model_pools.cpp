@@ -151,9 +151,8 @@ ModelBackend::PieceAt ModelBackend::grow_pool(ModelPool& pool, std::uint64_t byt
 Status ModelBackend::pool_allocate(DriverPoolHandle handle, std::uint64_t bytes, StreamHandle stream,
                                    Address* out) {
   Lock lock;
-  stream = at(stream);
   Status status;
-  if (!begin(kPoolAllocate, &lock, &status)) return status;
+  if (!begin_on(&stream, kPoolAllocate, &lock, &status)) return status;
   charge(kPoolAllocate, kAllocateUs);
   ModelPool* pool = pools_.find(handle);
   if (pool == nullptr || pool->exporter != 0 || stream_of(stream) == nullptr || bytes == 0)
@@ -216,9 +215,8 @@ ModelBackend::ModelPool* ModelBackend::owner_of(Address address, PieceAt* piece)
 // Importers free before the exporter, so while there are imports, the free is one of theirs.
 Status ModelBackend::pool_free(Address address, StreamHandle handle) {
   Lock lock;
-  handle = at(handle);
   Status status;
-  if (!begin(kPoolFree, &lock, &status)) return status;
+  if (!begin_on(&handle, kPoolFree, &lock, &status)) return status;
   charge(kPoolFree, kFreeUs);
   const Stream* stream = stream_of(handle);
   if (stream != nullptr && graph_memory_.contains(address)) return kOk;

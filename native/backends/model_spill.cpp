@@ -42,9 +42,9 @@ Status ModelBackend::host_page_release(PageHandle page, std::uint64_t bytes, Add
 
 Status ModelBackend::gate_close(StreamHandle handle, GateHandle* out) {
   Lock lock;
-  handle = at(handle);
   Status status;
-  if (!begin(kGateClose, &lock, &status) || refuse_captured(handle, kGateClose, &status)) return status;
+  if (!begin_on(&handle, kGateClose, &lock, &status) || refuse_captured(handle, kGateClose, &status))
+    return status;
   if (!info_.host_pages) return {Code::unsupported, 0, "gate_close"};
   Stream* stream = stream_of(handle);
   if (!stream) return {Code::invalid, 0, "gate_close"};
