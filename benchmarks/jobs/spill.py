@@ -56,8 +56,9 @@ WARM_STEPS = 4
 PEER_PERCENT = 90
 BYTES_PER_SECOND = 55e9
 MOST_SECONDS = 240
-MOST_SECONDS_TO_END = 30
 """A run that takes longer is ended."""
+MOST_SECONDS_TO_END = 30
+"""So is a process that has sent its result and goes on for longer than this."""
 MOVED = [f"spill.{kind}_{way}_bytes" for kind in ("moved", "saved") for way in ("out", "back")]
 
 

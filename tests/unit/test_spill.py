@@ -667,6 +667,10 @@ def test_a_smaller_spill_releases_host_memory(pool: Pool) -> None:
     pool.device.synchronize()  # queued work could have used what was freed
     pool.reconfigure({"spill": 0})
     assert pool.stats()["spill.host_bytes"] == kept.spilled == 2 * BLOCK
+    full = pool.allocate("24MiB")
+    with pytest.raises(OutOfMemory, match='spill="12 MiB" or more') as caught:  # with what is there already
+        pool.allocate(BLOCK)
+    assert "8 MiB are spilled to host memory" in str(caught.value) and full
 
 
 def test_a_buffer_has_at_most_its_size_in_host_memory(pool: Pool) -> None:

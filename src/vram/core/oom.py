@@ -165,7 +165,7 @@ def _suspended(facts: Mapping[str, Any]) -> Iterator[str]:
 
 def _spilled(facts: Mapping[str, Any]) -> Iterator[str]:
     """What is allocated and in host memory now; no part of the device's bytes."""
-    if facts["spill"]:
+    if facts["spill"] or facts["spilled"]:
         yield (
             f"In addition, {format_size(facts['spilled'])} are spilled to host memory, where the pool holds "
             f"{format_size(facts['host'])} of at most {format_size(facts['spill'])} (spill)"
@@ -195,12 +195,11 @@ def _most_first(tags: Mapping[str | None, int]) -> dict[str | None, int]:
 
 
 def _named(tags: Mapping[str | None, int]) -> str:
-    named = {tag: size for tag, size in [*tags.items()] if tag is not None and size}
-    named = dict([*named.items()][:MOST_NAMED])
+    named = [(tag, size) for tag, size in tags.items() if tag is not None and size][:MOST_NAMED]
     if not named:
         return ""
-    share = "most" if 2 * sum(named.values()) > sum(tags.values()) else "some"
-    listed = ", ".join(f"{tag!r} ({format_size(size)})" for tag, size in named.items())
+    share = "most" if 2 * sum(size for _, size in named) > sum(tags.values()) else "some"
+    listed = ", ".join(f"{tag!r} ({format_size(size)})" for tag, size in named)
     return f", {share} of it with the tag {listed}"
 
 
@@ -228,13 +227,13 @@ def _remedies(size: int, facts: Mapping[str, Any], cross_stream: str) -> Iterato
             yield f"or a {facts['limit_name']} of at least {format_size(demand)}"
         return
     yield from _remedies_inside(size, facts, cross_stream)
-    lacking = max(demand - capacity, demand + facts["outside"] - facts["device_total"])
     if facts["outside"] >= max(1, size - facts["bytes"]["unused"]) and _room_in_limit(facts) >= size:
         yield f"releasing memory that other libraries or processes hold ({format_size(facts['outside'])})"
     if _is_limited(facts):
         # What is unused may be of no use, so the limit must leave room for all of the request.
         larger = demand if demand > facts["limit"] else facts["reserved"] + max(size, PAGE)
         yield f"a {facts['limit_name']} of at least {format_size(-(-larger // PAGE) * PAGE)}"
+    lacking = max(demand - capacity, demand + facts["outside"] - facts["device_total"])
     if 0 < lacking <= facts["allocated"]:
         yield f"freeing {format_size(lacking)} of the allocated memory"
     elif lacking <= 0 < facts["allocated"]:
@@ -244,7 +243,8 @@ def _remedies(size: int, facts: Mapping[str, Any], cross_stream: str) -> Iterato
     if facts["spill"]:
         yield from _remedies_of_spill(size, facts)
     elif facts["can_spill"] and 0 < lacking <= facts["allocated"]:
-        yield f'spill="{format_size(lacking)}" or more, which moves cold memory to host memory'
+        host = lacking + facts["host"]
+        yield f'spill="{format_size(host)}" or more, which moves cold memory to host memory'
 
 
 def _remedies_of_spill(size: int, facts: Mapping[str, Any]) -> Iterator[str]:
