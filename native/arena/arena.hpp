@@ -146,6 +146,7 @@ class Arena {
   // Returns everything to the pool, which reuses it in stream order.
   Status close();
   bool closed() const { return ended_ || pool_->closed(); }
+  bool ended() const { return ended_; }  // closed, not only its pool
 
   // ---- queries ----------------------------------------------------------------------------------------
   ArenaStats stats() const;

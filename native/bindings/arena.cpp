@@ -13,6 +13,7 @@
 #include "base/waits.hpp"
 #include "bindings.hpp"
 #include "errors.hpp"
+#include "into_python.hpp"
 #include "python_types.hpp"
 #include "stacks.hpp"
 #include "waiting.hpp"
@@ -123,8 +124,7 @@ void tell_settled(ArenaCore& core, bool over) {
 // Reports everything as released; no caller is left who could get a race.
 void tell_dropped(ArenaCore& core) {
   if (watcher == nullptr || core.watched.empty()) return;
-  PyObject *type, *value, *traceback;
-  PyErr_Fetch(&type, &value, &traceback);
+  const IntoPython python;
   bool told = true;
   for (const auto& [depth, address] : core.watched)
     told = told && tell_watcher("on_drop", "OK", core.pool, wide(address));
@@ -132,7 +132,6 @@ void tell_dropped(ArenaCore& core) {
   told =
       told && tell_watcher("on_settled", "OKKO", core.pool, id_of(core), wide(core.arena->stream()), Py_True);
   if (!told) PyErr_WriteUnraisable(reinterpret_cast<PyObject*>(core.pool));
-  PyErr_Restore(type, value, traceback);
 }
 
 // ---- callbacks -------------------------------------------------------------------------------------------
@@ -140,7 +139,7 @@ void tell_dropped(ArenaCore& core) {
 // Calls the function that was registered last. The arena decides when; it does not hold Python's objects,
 // because the garbage collector must see them.
 void run_last(void* argument) {
-  const nb::gil_scoped_acquire gil;
+  const IntoPython python;
   auto& core = *static_cast<ArenaCore*>(argument);
   if (core.callbacks.empty()) return;  // cleared by the garbage collector
   const nb::object function = nb::steal(core.callbacks.back());
@@ -479,10 +478,13 @@ ArenaCore::~ArenaCore() {
   Py_XDECREF(reinterpret_cast<PyObject*>(pool));
 }
 
+// Runs where an object is dropped, so an error may be set: it calls no function of Python's, and if the wait
+// is interrupted, that is raised later. An arena that has not ended keeps its memory and its callbacks.
 void drop_arena_view(ArenaCore* core) {
-  if (--core->views != 0 || !core->arena->closed()) return;
+  if (--core->views != 0 || !core->arena->ended()) return;
   tell_dropped(*core);
-  (void)give_back(*core);
+  const Waiting scope;
+  (void)core->arena->close();
 }
 
 void bind_arena(nb::module_& module) {

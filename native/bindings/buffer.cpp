@@ -10,6 +10,7 @@
 #include "backends/cuda.hpp"
 #include "backends/patterns.hpp"
 #include "bindings.hpp"
+#include "into_python.hpp"
 #include "python_types.hpp"
 #include "stacks.hpp"
 #include "waiting.hpp"
@@ -149,11 +150,9 @@ void dealloc(PyObject* object) {
   PyObject_GC_UnTrack(object);
   if (self->live && self->piece == nullptr) {
     if (watcher != nullptr && self->base == nullptr) [[unlikely]] {
-      PyObject *type, *value, *traceback;
-      PyErr_Fetch(&type, &value, &traceback);
+      const IntoPython python;
       if (!tell_watcher("on_drop", "OK", self->pool, static_cast<unsigned long long>(self->address)))
         PyErr_WriteUnraisable(reinterpret_cast<PyObject*>(self->pool));
-      PyErr_Restore(type, value, traceback);
     }
     // Nothing to do for a pool that is closed or belongs to the parent of a fork.
     if (self->base == nullptr) (void)drop_address(self->pool, self->address);

@@ -28,6 +28,7 @@
 #include "backends/transfers.hpp"
 #include "bindings.hpp"
 #include "errors.hpp"
+#include "into_python.hpp"
 #include "stable_abi.hpp"
 #include "waiting.hpp"
 
@@ -133,7 +134,7 @@ struct StreamError {
   PythonReference error;  // guarded by the lock of the Launches
   ~StreamError() {
     if (!error.get() || !may_touch_python()) return;
-    const nb::gil_scoped_acquire gil;
+    const IntoPython python;
     report(std::move(error));
   }
 };
@@ -279,7 +280,7 @@ class PythonCall {
   }
   void run() {
     if (!may_touch_python()) return;
-    const nb::gil_scoped_acquire gil;
+    const IntoPython python;
     const nb::object function = launches_->take(call_).take();
     if (!function) return;
     try {

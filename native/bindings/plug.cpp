@@ -9,6 +9,7 @@
 #include <iterator>
 
 #include "bindings.hpp"
+#include "into_python.hpp"
 #include "plug/engine.h"
 #include "plug/pinned.hpp"
 #include "plug/pluggable.hpp"
@@ -30,7 +31,7 @@ std::string explain(int device, std::uint64_t size, StreamHandle stream, const O
       ", which has " + std::to_string(report.device_free) + " bytes free; the pool holds " +
       std::to_string(report.reserved) + ", of which " + std::to_string(report.live) + " is allocated";
   if (!nb::is_alive()) return plain;
-  const nb::gil_scoped_acquire gil;
+  const IntoPython python;
   try {
     const nb::object words = nb::module_::import_("vram.core.pool").attr("_out_of_memory");
     const nb::object facts = nb::steal(report_dict(report));
@@ -47,7 +48,7 @@ PyObject* adopter = nullptr;  // called with a device where a stream is used for
 // Called from any thread; exceptions of the function are reported, because no caller could handle them.
 void tell(PyObject*& function, int device, const char* what) {
   if (!nb::is_alive()) return;
-  const nb::gil_scoped_acquire gil;
+  const IntoPython python;
   if (function == nullptr) return;  // removed in the meantime
   const nb::object kept = nb::borrow(function);
   try {
@@ -62,7 +63,7 @@ void adopt(int device) { tell(adopter, device, "adopting streams"); }
 // PyTorch records streams on its own as well, from any thread. The watcher cannot refuse.
 void recorded(int device, Address block, StreamHandle stream) {
   if (!nb::is_alive()) return;
-  const nb::gil_scoped_acquire gil;
+  const IntoPython python;
   if (watcher == nullptr || plugged[device] == nullptr) return;  // removed in the meantime
   const nb::object kept = nb::borrow(watcher);
   if (!tell_watcher("on_plug_record_stream", "OKK", plugged[device], static_cast<unsigned long long>(block),
@@ -97,7 +98,7 @@ void set_pinned_pool(nb::handle object) {
 // The tag of the calling thread, and its stack if the pool records stacks.
 std::uint32_t label(int device) {
   if (!nb::is_alive()) return 0;
-  const nb::gil_scoped_acquire gil;
+  const IntoPython python;
   auto* pool = device >= 0 && device < Plug::kDevices ? reinterpret_cast<PyPool*>(plugged[device]) : nullptr;
   if (pool == nullptr) return 0;
   const long known = current_tag(pool, nullptr);

@@ -12,6 +12,7 @@
 #include "base/waits.hpp"
 #include "bindings.hpp"
 #include "errors.hpp"
+#include "into_python.hpp"
 #include "python_types.hpp"
 #include "stacks.hpp"
 #include "waiting.hpp"
@@ -599,7 +600,7 @@ PyObject* close_method(PyObject* object, PyObject*) {
 
 // The callback runs without any lock of the pool; an exception it raises is reported and counts as "no".
 bool call_back(PyPool* self, std::uint64_t size, StreamHandle stream) {
-  const PyGILState_STATE state = PyGILState_Ensure();
+  const IntoPython python;
   PyObject* function = Py_NewRef(self->oom_callback == nullptr ? Py_None : self->oom_callback);
   PyObject* result = function == Py_None ? Py_NewRef(Py_False)
                                          : PyObject_CallFunction(function, "KK", wide(size), wide(stream));
@@ -609,7 +610,6 @@ bool call_back(PyPool* self, std::uint64_t size, StreamHandle stream) {
   if (again < 0 && !(ends && Waiting::interrupt())) PyErr_WriteUnraisable(function);
   Py_XDECREF(result);
   Py_DECREF(function);
-  PyGILState_Release(state);
   return again > 0;
 }
 
@@ -636,7 +636,7 @@ PyObject* set_oom_callback(PyObject* object, PyObject* function) {
 // The same for callbacks whose result does not matter.
 template <typename... Sizes>
 void call_with(PyObject* const& callback, Sizes... bytes) {
-  const PyGILState_STATE state = PyGILState_Ensure();
+  const IntoPython python;
   PyObject* function = Py_NewRef(callback == nullptr ? Py_None : callback);
   const std::string format(sizeof...(bytes), 'K');
   PyObject* result = function == Py_None ? Py_NewRef(Py_None)
@@ -645,7 +645,6 @@ void call_with(PyObject* const& callback, Sizes... bytes) {
   if (result == nullptr && !(ends && Waiting::interrupt())) PyErr_WriteUnraisable(function);
   Py_XDECREF(result);
   Py_DECREF(function);
-  PyGILState_Release(state);
 }
 
 PyObject* set_high_water(PyObject* object, PyObject* arguments) {

@@ -207,6 +207,34 @@ def test_another_thread_is_refused(arena: Arena) -> None:
     assert called[2:] == [2]
 
 
+def test_a_drop_while_an_error_is_raised_calls_nothing() -> None:
+    called: list[int] = []
+    opened = threading.Event()
+    device = Device("host")
+    pool = Pool(device)
+    arena = Arena(pool)
+    arena.on_reset(called.append, 1)
+    arena.allocate(64)
+    with vram.Stream(device) as stream:
+        used = pool.allocate(64)
+        used.record_stream(stream)
+        stream.launch(opened.wait)
+        used.free()
+        closing = threading.Thread(target=pool.close)
+        closing.start()
+        with pytest.raises(DeviceError, match="closed"):
+            while True:  # until the close has begun; it waits for the stream
+                pool.allocate(64).free()
+        pieces = [arena.allocate(64)]
+        opened.set()
+        closing.join(PATIENCE)
+    with pytest.raises(DeviceError, match="failed to use the buffer"):
+        np.ndarray(64, np.uint8, pieces.pop())
+    assert called == []
+    arena.close()
+    assert called == [1]
+
+
 @pytest.mark.parametrize("callback", [None, 3, "reset"])
 def test_what_cannot_be_called(arena: Arena, callback: Any) -> None:
     with pytest.raises(TypeError, match="callable"):

@@ -57,6 +57,21 @@ def test_an_event_still_raises_the_error_of_a_closed_stream(reported: list[str])
     assert reported == []
 
 
+def test_work_that_runs_while_an_object_is_dropped_under_an_error(reported: list[str]) -> None:
+    device = vram.Device.model("1GiB", manual=True)
+    stream, done = vram.Stream(device), list[int]()
+    pools = [vram.Pool(device)]
+    buffer = pools[0].allocate("1MiB")
+    buffer.record_stream(stream)
+    stream.launch(lambda: done.append(len(done)))
+    buffer.free()
+    del buffer
+    with pytest.raises(TypeError, match="not 'Pool'"):
+        int(pools.pop())  # type: ignore[call-overload]  # drops the pool, which waits for the stream
+    stream.synchronize()
+    assert (done, reported) == ([0], [])
+
+
 def test_elapsed_across_devices_is_refused() -> None:
     ours, other = (vram.Event(device, timing=True) for device in ("host", vram.Device.model("1GiB")))
     for event in (ours, other):
