@@ -39,6 +39,37 @@ def test_a_listener_may_leave_while_all_are_told() -> None:
     assert heard == ["once", "other", "other"]
 
 
+def test_a_finalizer_may_listen_at_any_moment() -> None:
+    listeners, missed = observer.Listeners(), list[str]()
+    listeners.add(str)
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            listeners.add(int)
+
+    uses = {"drop": lambda: listeners.drop(lambda listener: listener is int), "tell": lambda: [*listeners]}
+    before = gc.get_threshold()
+    try:
+        for moment in range(1, 40):
+            for name, use in uses.items():
+                gc.collect()
+                gc.disable()
+                Cycle()
+                gc.set_threshold(moment)  # so many allocations before it is collected
+                gc.enable()
+                try:
+                    use()
+                except RuntimeError:
+                    missed.append(name)
+    finally:
+        gc.set_threshold(*before)
+        gc.enable()
+    assert missed == []
+
+
 def test_the_end_of_a_listener_does_not_keep_it_alive() -> None:
     class Owner:
         def __init__(self, listeners: observer.Listeners) -> None:

@@ -42,7 +42,8 @@ End: TypeAlias = Callable[[], object]
 class Listeners:
     """Functions that are called when something happens. Any thread may add, remove and call them.
 
-    Every change is one atomic operation of a dict, so a finalizer may come in between without a lock.
+    Every change is one atomic operation of a dict, so a finalizer may come in between without a lock. So is
+    `copy()`, unlike `tuple(…)`: that may collect garbage once it iterates.
     """
 
     def __init__(self) -> None:
@@ -58,7 +59,7 @@ class Listeners:
 
     def drop(self, is_over: Callable[[Callable[..., object]], bool]) -> None:
         """Remove the listeners of which `is_over(listener)` is true."""
-        for number, listener in tuple(self._all.items()):
+        for number, listener in self._all.copy().items():
             if is_over(listener):
                 self._all.pop(number, None)
 
@@ -72,7 +73,7 @@ class Listeners:
         self._all.clear()
 
     def __iter__(self) -> Iterator[Callable[..., object]]:
-        return iter(tuple(self._all.values()))
+        return iter(self._all.copy().values())
 
     def __len__(self) -> int:
         return len(self._all)

@@ -113,7 +113,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 def _refuse_overlap(new: Pin) -> None:
     """On a GPU the driver refuses this; elsewhere vram does, so that programs behave the same."""
-    for ptr, size in tuple(_live.values()):
+    for ptr, size in _live.copy().values():
         if new.ptr < ptr + size and ptr < new.ptr + new.size:
             raise _locked_already(new, f"{format_size(size)} at {ptr:#x} are under another vram.pin")
 

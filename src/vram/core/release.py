@@ -41,7 +41,7 @@ def after_waiting(core: Any, *, everything: bool) -> None:
 
 
 def _release(concerns: Any, everything: bool) -> None:
-    for reference in tuple(_bounded.values()):
+    for reference in _bounded.copy().values():
         pool = reference()
         if pool is not None and not pool.closed and concerns(pool):
             # It may be closed meanwhile. If the device has failed, the program's own calls report it.

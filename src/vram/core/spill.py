@@ -169,7 +169,7 @@ class SavedTensors:
 
 def with_saved(raw: dict[str, Any], saved: Mapping[str | None, SavedTensors]) -> dict[str, Any]:
     """The native counts of a pool, with those of saved tensors, by tag."""
-    tags = tuple(saved.values())
+    tags = dict(saved).values()
     raw["spill"] |= {
         "saved": sum(each.bytes for each in tags),
         "saved_out_bytes": sum(each.out_bytes for each in tags),
@@ -191,7 +191,7 @@ def spill_facts(raw: dict[str, Any]) -> dict[str, Any]:
 
 def promised_host_bytes(asking: Any) -> int:
     """Return the host memory that other pools with `spill="auto"` may still take."""
-    pools = [pool for following in tuple(_followed.values()) if (pool := following.pool()) is not None]
+    pools = [pool for following in _followed.copy().values() if (pool := following.pool()) is not None]
     promised = 0
     for pool in pools:
         if pool is asking or pool.closed or not pool._auto_spill:
@@ -221,7 +221,7 @@ def spilled_tags_of(
 ) -> list[SpilledTag]:
     """What was moved of each tag, most bytes first: of its pages, and of its saved tensors."""
     tags = {tag: SpilledTag(tag, now, out, back, held) for tag, now, out, back, held in pages}
-    for tag, each in tuple(saved.items()):
+    for tag, each in dict(saved).items():
         tags[tag] = replace(
             tags.get(tag, SpilledTag(tag)),
             saved_bytes=each.bytes,
@@ -288,7 +288,7 @@ def look_after(pool: Any) -> None:
 
 
 def _tick() -> None:
-    for following in tuple(_followed.values()):
+    for following in _followed.copy().values():
         pool = following.pool()
         if pool is None or pool.closed:
             continue

@@ -225,7 +225,8 @@ class GrowableBuffer(Closing):
             memory: Any = part
             return numpy.ndarray(lengths, kind, buffer=memory)
         made = DeviceArray(part, lengths, kind.str)
-        self._views.add(made)
+        with self._lock:
+            self._views.add(made)
         return made
 
     def _host_accessible(self) -> bool:

@@ -51,7 +51,7 @@ class History:
         before, self._entries = self._entries, bound if enabled == "all" else None
         self.enabled = enabled is not None
         self._stacks = enabled is not None and stacks
-        for pool in tuple(self._pools.values()):
+        for pool in dict(self._pools).values():
             pool._keep_stacks(self._stacks, self)
             if clear or before != self._entries:
                 pool.journal_start(self._wanted_entries())
@@ -70,7 +70,7 @@ class History:
     def observe_oom(self, observer: Callable[[int, int, int, int], object]) -> None:
         """Call `observer(device, size, reserved, free)` before an allocation fails on any device."""
         self._oom_observers.append(observer)
-        for device, pool in tuple(self._pools.items()):
+        for device, pool in dict(self._pools).items():
             pool.on_oom(_oom_callback(observer, device, pool))
 
 
@@ -157,7 +157,7 @@ def replacements(pools: Mapping[int, Pool], history: History, devices: int) -> d
 
 
 def _snapshot(pools: Mapping[int, Pool], devices: int, *, traces: bool) -> dict[str, Any]:
-    found = {index: pool_trace(pool, events=traces) for index, pool in tuple(pools.items())}
+    found = {index: pool_trace(pool, events=traces) for index, pool in dict(pools).items()}
     settings = next((pool.config() for pool in pools.values()), {})
     return torch_snapshot(found, devices=devices, settings=settings)
 

@@ -49,7 +49,7 @@ class _Steering:
         self._torch = torch
         # By id: tensors compare by contents, and tied weights are registered more than once.
         self._parameters: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._optimizers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._activations: dict[int, _Activations] = {}
         self._scope: _Scope | None = None
         modules = torch.nn.modules.module
@@ -62,7 +62,7 @@ class _Steering:
             self._parameters[id(parameter)] = parameter
 
     def _on_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        self._optimizers.add(optimizer)
+        self._optimizers[id(optimizer)] = optimizer
 
     def shortage(self, pool: Any, needed: int) -> None:
         """Tell the pool which memory goes first and last; called before it chooses pages."""
@@ -86,7 +86,7 @@ class _Steering:
         A step reads and writes the momentum, which comes first, less often than the others (in AdamW 3 and 5
         times), unless the optimizer is fused. The others go next, because they are old.
         """
-        for optimizer in tuple(self._optimizers):
+        for optimizer in _alive(self._optimizers):
             for parameter, state in tuple(optimizer.state.items()):
                 values = tuple(state.values()) if isinstance(state, dict) else ()
                 first = next((value for value in values if self._is_state(value, parameter)), None)
@@ -100,7 +100,12 @@ class _Steering:
 
     def addresses(self, index: int) -> set[int]:
         """Return the addresses of all parameters on a device."""
-        return {_address(tensor) for tensor in (*self._parameters.values(),) if _on_device(tensor, index)}
+        return {_address(tensor) for tensor in _alive(self._parameters) if _on_device(tensor, index)}
+
+
+def _alive(values: weakref.WeakValueDictionary[int, Any]) -> list[Any]:
+    """Return the values that exist. Other threads may add some meanwhile; `values()` would notice that."""
+    return [value for reference in values.valuerefs() if (value := reference()) is not None]
 
 
 class _Scope:
@@ -144,7 +149,7 @@ class _Scope:
         if getattr(self._thread, "module", None) is not None or not self._saves():
             return
         self._thread.module = module
-        for activations in tuple(self._activations.values()):
+        for activations in self._activations.copy().values():
             activations.enter()
         self._autograd._push_saved_tensors_default_hooks(self._pack, self._unpack)
 
@@ -156,7 +161,7 @@ class _Scope:
     def _saves(self) -> bool:
         torch = self._torch
         return bool(
-            any(not activations.policy.idle for activations in tuple(self._activations.values()))
+            any(not activations.policy.idle for activations in self._activations.copy().values())
             and torch.is_grad_enabled()
             and not torch.jit.is_tracing()
             and torch._C._current_graph_task_id() == -1  # not computed again by the backward pass
@@ -326,7 +331,7 @@ class _Activations:
         self._known = {at: each for at, each in self._known.items() if each() is not None}
         if not self._known:  # several threads may have counted at once
             self.saved = self.policy.ahead = 0
-            for counts in tuple(self._copied.values()):
+            for counts in self._copied.copy().values():
                 counts.bytes = 0
 
     def _entry(self, storage: Any, version: int) -> _Entry:
