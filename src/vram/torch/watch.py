@@ -74,7 +74,7 @@ class Watch(Recording):
         self._start("vram-watch")
 
     def _writers(self) -> list[TraceWriter]:
-        return [file.writer for file in self._files.values()]
+        return [file.writer for file in self._files.copy().values()]
 
     def mark(self, stage: str, name: str) -> None:
         """Record the "START" or "END" of `name` at the current time."""
@@ -134,7 +134,7 @@ class Watch(Recording):
 
     def files(self) -> list[tuple[Path, str]]:
         """The files, and the devices whose memory they have."""
-        return [(file.path, f"cuda:{device}") for device, file in self._files.items()]
+        return [(file.path, f"cuda:{device}") for device, file in self._files.copy().items()]
 
     def _finish(self) -> None:
         self._write()
