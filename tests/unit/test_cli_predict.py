@@ -17,7 +17,7 @@ from made_results import FAILURE, OUT_OF_MEMORY, RESULT, program, recorded, resu
 
 from vram.cli.predict import _split
 
-pytestmark = pytest.mark.fork
+pytestmark = [pytest.mark.fork, pytest.mark.usefixtures("torch_with_cuda")]
 
 Command = Callable[..., tuple[int, str, str]]
 VALUED = {"--gpu": True, "--steps": True, "--json": False, "--help": False, "-h": False}

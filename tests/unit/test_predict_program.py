@@ -20,7 +20,7 @@ from vram.predict import environment, find_gpu, null_environment, run
 from vram.predict.inside.imports import _Finder, after_import
 from vram.predict.program import Progress, execute, read_program
 
-pytestmark = pytest.mark.fork
+pytestmark = [pytest.mark.fork, pytest.mark.usefixtures("torch_with_cuda")]
 
 # ---- finding it -------------------------------------------------------------------------------------------
 
