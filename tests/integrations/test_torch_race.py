@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import fnmatch
 import importlib.util
 import json
 import re
@@ -26,26 +26,9 @@ GUIDE = TESTS.parent / "docs" / "guide" / "races.md"
 ALLOCATORS = {"vram": INSTALL, "torch": WITHOUT}
 
 
-def expected() -> dict[str, tuple[list[str], str | None]]:
-    """The verdict and the fix of each program, by its decorator; without importing PyTorch."""
-    found = {}
-    for body in ast.parse(PROGRAMS.read_text()).body:
-        for each in body.decorator_list if isinstance(body, ast.FunctionDef) else ():
-            if isinstance(each, ast.Call):
-                kinds = sorted(ast.literal_eval(kind) for kind in each.args)
-                fixes = [ast.literal_eval(given.value) for given in each.keywords]
-                found[body.name] = (kinds, fixes[0] if fixes else None)
-            elif isinstance(each, ast.Name) and each.id == "correct":
-                found[body.name] = ([], None)
-    return found
-
-
-EXPECTED = expected()
-
-
-def verdicts(allocator: str) -> Any:
+def verdicts(judge: str) -> Any:
     """The verdicts of all programs, from one process: importing PyTorch takes longest."""
-    command = [sys.executable, "-W", "ignore", str(PROGRAMS), allocator]
+    command = [sys.executable, "-W", "ignore", str(PROGRAMS), judge]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=2 * TIMEOUT, check=False)
     assert ended.returncode == 0, ended.stderr[-4000:]
     return json.loads(ended.stdout.splitlines()[-1])
@@ -54,18 +37,68 @@ def verdicts(allocator: str) -> Any:
 @pytest.mark.parametrize("allocator", ALLOCATORS)
 def test_every_program_gets_its_verdict(allocator: str) -> None:
     found = verdicts(allocator)
-    assert set(found) == set(EXPECTED)
     wrong = {
-        name: (kinds, fix, found[name])
-        for name, (kinds, fix) in EXPECTED.items()
-        if found[name]["kinds"] != kinds or (fix is not None and fix not in found[name]["fixes"])
+        name: each
+        for name, each in found.items()
+        if each["kinds"] != each["expected"] or (each["fix"] is not None and each["fix"] not in each["fixes"])
     }
     assert not wrong, wrong
+    racy = sum(bool(each["expected"]) for each in found.values())
+    assert racy >= 40 and len(found) - racy >= 40
 
 
-def test_there_are_enough_of_both_kinds() -> None:
-    racy = [name for name, (kinds, _) in EXPECTED.items() if kinds]
-    assert len(racy) >= 40 and len(EXPECTED) - len(racy) >= 40
+MISTAKEN = {
+    "counts an operator as queued after the waits inside it": [
+        "*_has_waited_for_itself",
+        "the_host_gets_a_copy",
+    ],
+    "counts memory that is only allocated, resized or shared as written": [
+        "empty_memory_that_was_never_used",
+        "two_buffers_in_turn",
+        "only_shapes_are_used",
+        "another_storage_for_a_tensor",
+        "fake_tensors",
+    ],
+    "knows tensors by the address of their first element": [
+        "assigned_by_index",
+        "columns_that_overlap",
+        "a_tensor_grows",
+    ],
+    "does not know what an operator writes besides its arguments and new results": [
+        "a_result_of_zeros_like",
+        "running_statistics",
+    ],
+    "sees neither inference mode nor subclasses, other threads and other kernels": [
+        "a_copy_in_inference_mode",
+        "a_subclass_of_tensor",
+        "another_thread_*",
+        "a_class_of_threads",
+        "a_thread_that_was_there_before",
+        "a_kernel_that_is_declared",
+    ],
+    "takes a capture for work on the stream, and sees no replays": [
+        "a_graph_on_*",
+        "a_graph_of_random_numbers",
+        "a_capture_with_two_streams",
+        "a_graphed_module",
+    ],
+    "does not know query() and the default streams of threads": [
+        "an_event_is_asked_for",
+        "the_default_streams_of_threads_*",
+    ],
+}
+"""Why PyTorch's sanitizer differs, and for which programs."""
+
+
+def test_the_sanitizer_of_pytorch_agrees() -> None:
+    judged = {name: each for name, each in verdicts("sanitizer").items() if each["failed"] is None}
+    unordered = {name for name, each in judged.items() if "unordered" in each["expected"]}
+    differ = unordered ^ {name for name, each in judged.items() if each["found"]}
+    patterns = [pattern for patterns in MISTAKEN.values() for pattern in patterns]
+    explained = [fnmatch.filter(differ, pattern) for pattern in patterns]
+    assert not differ.difference(*explained), differ.difference(*explained)
+    assert all(explained), "a pattern explains nothing"
+    assert len(judged) - len(differ) >= 100
 
 
 # ---- the program of the guide ------------------------------------------------------------------------------

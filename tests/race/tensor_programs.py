@@ -1,6 +1,7 @@
 """Small PyTorch programs and what race_check must say of each. Run as a script, it prints the verdicts.
 
-Arguments: the allocator ("vram" or "torch") and, if only some are to be run, their names.
+Arguments: the allocator ("vram" or "torch"), or "sanitizer" for the verdicts of PyTorch's own; and, if only
+some are to be run, their names.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -8,6 +9,8 @@ Arguments: the allocator ("vram" or "torch") and, if only some are to be run, th
 from __future__ import annotations
 
 import copy
+import dataclasses
+import functools
 import gc
 import json
 import sys
@@ -41,6 +44,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Program:
+    name: str
     run: Callable[[Bench], object]
     kinds: tuple[str, ...]
     fix: str | None
@@ -53,7 +57,7 @@ def racy(*kinds: str, fix: str | None = None) -> Callable[[Any], Any]:
     """Races of these kinds are to be reported, and of no other kind; one of them has this fix."""
 
     def add(body: Any) -> Any:
-        PROGRAMS.append(Program(body, kinds, fix))
+        PROGRAMS.append(Program(body.__name__, body, kinds, fix))
         return body
 
     return add
@@ -62,6 +66,21 @@ def racy(*kinds: str, fix: str | None = None) -> Callable[[Any], Any]:
 def correct(body: Any) -> Any:
     """Nothing is to be reported."""
     return racy()(body)
+
+
+def with_each(*operators: dict[str, Any]) -> Callable[[Any], Any]:
+    """Make a program of each of these operators. Between this and the body is its verdict."""
+
+    def replace(body: Any) -> Any:
+        general = PROGRAMS.pop()
+        assert general.run is body
+        for each in operators:
+            for name, operator in each.items():
+                run = functools.partial(body, operator=operator)
+                PROGRAMS.append(dataclasses.replace(general, name=f"{name}_{general.name}", run=run))
+        return body
+
+    return replace
 
 
 def ones(n: int = N) -> Any:
@@ -706,6 +725,114 @@ def the_host_gets_a_copy_later(e: Bench):
         host.copy_(x, non_blocking=True)
     x.add_(1)
     torch.cuda.synchronize()
+
+
+# ---- operators that wait inside ----------------------------------------------------------------------------
+
+
+def assigned(x: Any, place: Any, value: Any) -> None:
+    x[place] = value
+
+
+def square(x: Any) -> Any:
+    return x.view(128, 128)
+
+
+WAIT_FIRST: dict[str, Callable[[Any], Any]] = {
+    "assigning_by_index": lambda x: assigned(x, torch.arange(4, device="cuda"), 0),
+    "assigning_to_a_mask": lambda x: assigned(x, x > 0, ones(1)),
+    "index_put": lambda x: x.index_put_((x > 0,), ones(1)),
+    "indexing_by_a_mask": lambda x: x[x > 0],
+    "masked_select": lambda x: torch.masked_select(x, x > 0),
+    "nonzero": lambda x: torch.nonzero(x),
+    "where_with_a_number": lambda x: torch.where(x > 0, x, torch.tensor(2.0)),
+    "bincount": lambda x: torch.bincount(x.long(), weights=x),
+    "histc": lambda x: torch.histc(x),
+    "to_sparse": lambda x: x.to_sparse(),
+    "matrix_exp": lambda x: torch.linalg.matrix_exp(x.view(-1, 4, 4)[0]),
+    "copying_from_the_host_into_columns": lambda x: square(x)[:, ::2].copy_(torch.ones(128, 64)),
+}
+WAIT_LAST: dict[str, Callable[[Any], Any]] = {
+    "item": lambda x: x[3].item(),
+    "equal": lambda x: torch.equal(x, x + 1),
+    "copying_to_the_host": lambda x: x.cpu(),
+    "copying_columns_to_the_host": lambda x: square(x)[:, ::2].cpu(),
+    "copying_from_the_host": lambda x: x.copy_(torch.ones(N)),
+    "converting_from_the_host": lambda x: square(x).copy_(torch.ones(128, 128, dtype=torch.int).t()),
+    "copying_from_the_host_with_another_layout": lambda x: square(x).t().copy_(torch.ones(128, 128).t()),
+    "moving_from_the_host": lambda x: torch.ones(N).to("cuda"),
+    "moving_from_the_host_with_another_layout": lambda x: torch.ones(128, 128).t().to("cuda"),
+    "unique": lambda x: torch.unique(x),
+    "unique_consecutive": lambda x: torch.unique_consecutive(x),
+    "eigh": lambda x: torch.linalg.eigh(square(x)),
+    "svd": lambda x: torch.linalg.svd(square(x)),
+    "inv": lambda x: torch.linalg.inv(square(x)),
+}
+
+
+@with_each(WAIT_FIRST)
+@racy("unordered")
+def is_not_waited_for(e: Bench, operator: Any):
+    x = ones()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(e.a):
+        operator(x)
+    x.add_(1)
+    torch.cuda.synchronize()
+
+
+@with_each(WAIT_FIRST)
+@racy("free")
+def is_not_waited_for_before_the_free(e: Bench, operator: Any):
+    x = ones()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(e.a):
+        operator(x)
+    del x
+    ones()
+    torch.cuda.synchronize()
+
+
+@with_each(WAIT_FIRST)
+@correct
+def is_waited_for(e: Bench, operator: Any):
+    x = ones()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(e.a):
+        operator(x)
+    e.main.wait_stream(e.a)
+    x.add_(1)
+    del x
+    ones()
+
+
+@racy("unordered")
+def a_stream_is_waited_for_while_an_operator_allocates(e: Bench):
+    from torch.cuda import _gpu_trace
+
+    host = torch.ones(N).pin_memory()
+    allocations = _gpu_trace.MemoryAllocationCallbacks.callback_list
+    allocations.append(lambda address: e.a.synchronize())
+    with torch.cuda.stream(e.a):
+        x = host.to("cuda", non_blocking=True)
+    allocations.pop()
+    x.add_(1)
+    torch.cuda.synchronize()
+
+
+@with_each(WAIT_LAST)
+@correct
+def has_waited_for_itself(e: Bench, operator: Any):
+    x = ones()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(e.a):
+        made = operator(x)
+    for tensor in made if isinstance(made, tuple) else [made]:
+        if isinstance(tensor, torch.Tensor):
+            tensor.zero_()
+    x.add_(1)
+    del x
+    ones()
 
 
 # ---- training ----------------------------------------------------------------------------------------------
@@ -1596,30 +1723,52 @@ def several_streams_in_one_backward_pass(e: Bench):
 # ---- the verdicts ------------------------------------------------------------------------------------------
 
 
-def verdict(program: Program) -> dict[str, Any]:
+def bench() -> Bench:
     torch.cuda.synchronize()
-    streams = Bench(torch.cuda.default_stream(), *(torch.cuda.Stream() for _ in range(3)))
+    gc.freeze()  # only what the program leaves is collected
+    return Bench(torch.cuda.default_stream(), *(torch.cuda.Stream() for _ in range(3)))
+
+
+def verdict(program: Program) -> dict[str, Any]:
+    streams = bench()
     with vram.race_check("collect") as checker:
         program.run(streams)
         gc.collect()
     return {
+        "expected": sorted(program.kinds),
+        "fix": program.fix,
         "kinds": sorted({str(race.kind) for race in checker.races}),
         "fixes": sorted({race.fix for race in checker.races}),
         "text": "\n\n".join(map(str, checker.races)),
     }
 
 
+def second_opinion(program: Program) -> dict[str, Any]:
+    """Return what PyTorch's own sanitizer finds, which knows uses without order, but no frees."""
+    from torch.cuda import _gpu_trace, _sanitizer
+
+    callbacks = [each.callback_list for each in vars(_gpu_trace).values() if hasattr(each, "callback_list")]
+    before = [[*each] for each in callbacks]
+    found: list[Any] = []
+    streams, mode = bench(), _sanitizer.CUDASanitizerDispatchMode()
+    judge = mode.event_handler._handle_kernel_launch
+    # It would raise at the first error.
+    mode.event_handler._handle_kernel_launch = lambda *launch: found.extend(judge(*launch)) or []
+    failed = None
+    try:
+        with vram.race_check("collect"), mode:  # some programs tell the check what it cannot see
+            program.run(streams)
+    except Exception as error:
+        failed = repr(error)
+    finally:
+        for each, kept in zip(callbacks, before, strict=True):
+            each[:] = kept
+    return {"expected": sorted(program.kinds), "found": [str(each) for each in found], "failed": failed}
+
+
 def main() -> None:
-    chosen = sys.argv[2:]
-    print(
-        json.dumps(
-            {
-                each.run.__name__: verdict(each)
-                for each in PROGRAMS
-                if not chosen or each.run.__name__ in chosen
-            }
-        )
-    )
+    judge, chosen = second_opinion if sys.argv[1] == "sanitizer" else verdict, sys.argv[2:]
+    print(json.dumps({each.name: judge(each) for each in PROGRAMS if not chosen or each.name in chosen}))
 
 
 if __name__ == "__main__":

@@ -38,9 +38,12 @@ def join(clock: Clock, other: Clock) -> Clock:
 
 
 class Running(threading.local):
-    """What is known to the work that this thread runs for a stream; None on the program's own threads."""
+    """What is known of this thread."""
 
     clock: Clock | None = None
+    """What is known to the work that it runs for a stream; None on the program's own threads."""
+    waits = 0
+    """How often it has waited for a stream."""
 
 
 class Clocks:
@@ -106,6 +109,7 @@ class Clocks:
 
     def learn(self, clock: Clock) -> None:
         """The host has waited. What a stream's own thread waited for is known only to that thread."""
+        self.thread.waits += 1
         join(self._host if self.thread.clock is None else self.thread.clock, clock)
 
     def finished(self, key: StreamKey, tick: int) -> bool:

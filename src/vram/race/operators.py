@@ -45,6 +45,16 @@ class Roles(NamedTuple):
         for name, value in kwargs.items():
             yield value, Role.WRITES if name in written else named.get(name, Role.READS)
 
+    def waits_last(self, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[Any]) -> bool:
+        """Return whether an operator that waited has queued nothing after its last wait.
+
+        `written`: the tensors on a GPU that it writes or makes. If there are none, it has waited for what it
+        tells the host. Otherwise most operators wait first, for a size or a number that the rest depends on.
+        """
+        if not written or self.name in _WAIT_LAST:
+            return True
+        return self.name in _COPIES and _is_one_transfer(self, args, kwargs, written[0])
+
 
 _cache: dict[Any, Roles] = {}
 
@@ -96,12 +106,34 @@ def _is_composite(torch: Any, func: Any) -> bool:
     return has(name, "CompositeImplicitAutograd") and not has(name, "CUDA")
 
 
+def _given(roles: Roles, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """Return the values of those arguments among `names` that the operator has."""
+    return [
+        args[i] if i < len(args) else kwargs.get(name)
+        for i, (name, _) in enumerate(roles.arguments)
+        if name in names
+    ]
+
+
 def _trains(roles: Roles, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether a normalization updates its running statistics, which its schema does not tell."""
-    for i, (name, _) in enumerate(roles.arguments):
-        if name in ("training", "train", "use_input_stats"):
-            return bool(args[i] if i < len(args) else kwargs.get(name))
-    return True
+    return all(_given(roles, ("training", "train", "use_input_stats"), args, kwargs))
+
+
+def _is_one_transfer(roles: Roles, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> bool:
+    """Return whether a copy from the host waits for all of it.
+
+    If the layout of the target differs from that of the source, it waits for a contiguous temporary tensor on
+    the GPU, and copies that to the target afterwards.
+    """
+    if any(_given(roles, ("non_blocking",), args, kwargs)):
+        return False
+    if target.is_contiguous():
+        return True
+    source = _given(roles, ("self", "src"), args, kwargs)[-1]
+    dense = 1 + sum((size - 1) * stride for size, stride in zip(target.shape, target.stride(), strict=True))
+    same = source.dtype == target.dtype and source.stride() == target.stride()
+    return bool(same and dense == target.numel())
 
 
 def _grows(tensor: Any, size: Any) -> bool:
@@ -111,6 +143,15 @@ def _grows(tensor: Any, size: Any) -> bool:
     return bool(needed > tensor.untyped_storage().nbytes() > 0)
 
 
+_COPIES = frozenset(("copy_", "_to_copy"))
+_WAIT_LAST = frozenset(
+    [
+        *("_unique", "_unique2", "unique_consecutive", "mode"),
+        *("_linalg_eigh", "_linalg_svd", "linalg_eig", "linalg_eigvals", "linalg_lstsq", "linalg_inv_ex"),
+        *("linalg_lu_factor_ex", "linalg_ldl_factor_ex", "linalg_cholesky_ex", "cholesky_inverse"),
+    ]
+)
+"""When the results are there, they wait for their number, for an error, or for a copy of numbers of the host."""
 _STATISTICS = frozenset(("running_mean", "running_var"))
 _RESIZES = frozenset(("resize_", "resize_as_"))
 _FACTS = frozenset(

@@ -261,7 +261,11 @@ class Follower:
     # -- operators
 
     def operator(self, mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator and report what it reads and writes."""
+        """Run an operator and report what it reads and writes.
+
+        What it uses is reported before it runs, so that a race can be raised. If it waits inside, the host then
+        knows a launch that may come only after the wait: it is reported again.
+        """
         roles = roles_of(self._torch, func)
         if self._thread.unwatched:
             return func(*args, **kwargs)
@@ -276,10 +280,14 @@ class Follower:
         shared = {_base(tensor) for tensor, _ in given}
         used = [(tensor, role is Role.WRITES) for tensor, role in given if role is not Role.NOTHING]
         self._report(used, roles.name, self._watch.on_operator)
+        waits = self._clocks.thread.waits
         result = func(*args, **kwargs)
         made = [(tensor, True) for tensor in self._tensors(result) if _base(tensor) not in shared]
-        if roles.writes_results:
-            self._report(made, roles.name, self._watch.on_result)
+        queued = made if roles.writes_results else []
+        if self._clocks.thread.waits != waits:
+            written = [tensor for tensor, writes in (*used, *made) if writes]
+            queued = [] if roles.waits_last(args, kwargs, written) else [*used, *queued]
+        self._report(queued, roles.name, self._watch.on_result)
         for tensor, _ in made:
             self._found(tensor, False)  # the program may declare its use
         return result
