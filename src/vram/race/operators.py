@@ -49,7 +49,8 @@ class Roles(NamedTuple):
         """Return whether an operator that waited has queued nothing after its last wait.
 
         `written`: the tensors on a GPU that it writes or makes. If there are none, it has waited for what it
-        tells the host. Otherwise most operators wait first, for a size or a number that the rest depends on.
+        tells the host. Others wait first, for a size or a number that the rest depends on, except those named
+        here: PyTorch does not tell when it launches kernels.
         """
         if not written or self.name in _WAIT_LAST:
             return True
@@ -151,7 +152,7 @@ _WAIT_LAST = frozenset(
         *("linalg_lu_factor_ex", "linalg_ldl_factor_ex", "linalg_cholesky_ex", "cholesky_inverse"),
     ]
 )
-"""When the results are there, they wait for their number, for an error, or for a copy of numbers of the host."""
+"""They wait for the number of their results, for an error, or for a copy of the results from the host."""
 _STATISTICS = frozenset(("running_mean", "running_var"))
 _RESIZES = frozenset(("resize_", "resize_as_"))
 _FACTS = frozenset(
