@@ -751,6 +751,7 @@ WAIT_FIRST: dict[str, Callable[[Any], Any]] = {
     "to_sparse": lambda x: x.to_sparse(),
     "matrix_exp": lambda x: torch.linalg.matrix_exp(x.view(-1, 4, 4)[0]),
     "copying_from_the_host_into_columns": lambda x: square(x)[:, ::2].copy_(torch.ones(128, 64)),
+    "copying_columns_from_the_host": lambda x: square(x)[:, ::2].copy_(torch.ones(128, 128)[:, ::2]),
 }
 WAIT_LAST: dict[str, Callable[[Any], Any]] = {
     "item": lambda x: x[3].item(),

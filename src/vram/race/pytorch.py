@@ -263,8 +263,8 @@ class Follower:
     def operator(self, mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator and report what it reads and writes.
 
-        Its uses are reported before it runs, so that a race can be raised. If it waits inside, that wait seems
-        to include them, although it may launch a kernel afterwards: then they are reported again.
+        Its uses are reported before it runs, so that a race can be raised. If it waits inside, that wait
+        seems to include them, although it may launch a kernel afterwards: then they are reported again.
         """
         roles = roles_of(self._torch, func)
         if self._thread.unwatched:
