@@ -807,17 +807,26 @@ def is_waited_for(e: Bench, operator: Any):
     ones()
 
 
+WITHOUT_BLOCKING: dict[str, Callable[[Any, Any], Any]] = {
+    "moving_from_the_host": lambda x, host: host.to("cuda", non_blocking=True),
+    "copying_columns_to_the_host": lambda x, host: host[:8192].copy_(x[::2], non_blocking=True),
+}
+
+
+@with_each(WITHOUT_BLOCKING)
 @racy("unordered")
-def a_stream_is_waited_for_while_an_operator_allocates(e: Bench):
+def waits_only_while_it_allocates(e: Bench, operator: Any):
     from torch.cuda import _gpu_trace
 
-    host = torch.ones(N).pin_memory()
+    x, host = ones(), torch.ones(N).pin_memory()
+    torch.cuda.synchronize()
     allocations = _gpu_trace.MemoryAllocationCallbacks.callback_list
     allocations.append(lambda address: e.a.synchronize())
     with torch.cuda.stream(e.a):
-        x = host.to("cuda", non_blocking=True)
+        made = operator(x, host)
     allocations.pop()
     x.add_(1)
+    made.add_(1)
     torch.cuda.synchronize()
 
 

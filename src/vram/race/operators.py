@@ -52,6 +52,8 @@ class Roles(NamedTuple):
         tells the host. Others wait first, for a size or a number that the rest depends on, except those named
         here: PyTorch does not tell when it launches kernels.
         """
+        if any(_given(self, ("non_blocking",), args, kwargs)):
+            return False  # only an allocation has waited
         if not written or self.name in _WAIT_LAST:
             return True
         return self.name in _COPIES and _is_one_transfer(self, args, kwargs, written[0])
@@ -127,8 +129,6 @@ def _is_one_transfer(roles: Roles, args: tuple[Any, ...], kwargs: dict[str, Any]
     If the layout of the target differs from that of the source, it waits for a contiguous temporary tensor on
     the GPU, and copies that to the target afterwards.
     """
-    if any(_given(roles, ("non_blocking",), args, kwargs)):
-        return False
     if target.is_contiguous():
         return True
     source = _given(roles, ("self", "src"), args, kwargs)[-1]
