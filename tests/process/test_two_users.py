@@ -1,15 +1,26 @@
-"""What another user can do to whoever uses vram: here the user nobody, against the user who runs the tests."""
+"""What another user, here nobody, can do to a process of root that uses vram."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import json
 import os
+import shutil
+import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from two_users import NOBODY, as_nobody, needs_root
+from attaching import require_gdb
+from two_users import NOBODY, as_nobody, needs_root, running_as_nobody
+from waiting import PATIENCE, wait_until
 
+import vram
+from vram.observe.remote import RemoteRecording
+from vram.system.exchange import Exchange, Identity
 from vram.system.runtime import writable_by_others
 from vram.torch import companion
 
@@ -112,3 +123,241 @@ def test_a_file_of_another_user_in_the_own_cache_is_compiled_again(
     os.chown(library, NOBODY.pw_uid, -1)
     assert companion._existing(None, companion.THROWER) is None
     assert companion.build_companion(None, companion.THROWER).read_text() == "own"
+
+
+# ---- vram attach, run by root ------------------------------------------------------------------------------
+
+SECRET = "for root alone"
+
+
+def idle() -> None:
+    while True:
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def nobody() -> Iterator[int]:
+    """A Python process of the user nobody."""
+    with running_as_nobody(idle) as child:
+        wait_until(lambda: Identity.of(child).user == NOBODY.pw_uid)
+        yield child
+
+
+@pytest.fixture
+def roots(public: Path) -> Path:
+    """A directory that others can enter, with a file that only root can read or write."""
+    made = directory(public / "roots", 0o755)
+    (made / "secret").touch(mode=0o600)
+    (made / "secret").write_text(json.dumps({"state": "failed", "error": SECRET}))
+    return made
+
+
+def is_untouched(roots: Path) -> bool:
+    names = [each.name for each in roots.iterdir()]
+    return names == ["secret"] and SECRET in (roots / "secret").read_text()
+
+
+@pytest.fixture(autouse=True)
+def no_folders_left() -> Iterator[None]:
+    yield
+    for folder in Path("/tmp").glob(".vram-attach-*"):
+        if folder.lstat().st_uid == NOBODY.pw_uid:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def exchange(nobody: int, tmp_path: Path) -> Iterator[Exchange]:
+    with Exchange(Identity.of(nobody), tmp_path / "now.vtrace") as made:
+        yield made
+
+
+ATTACKED_GDB = f"""#!{sys.executable} -IS
+# A debugger before which another user has a turn: to put commands of his own where it reads them.
+import os, sys
+script = sys.argv[sys.argv.index("-x") + 1]
+if os.fork() == 0:
+    os.setgroups([]), os.setgid({{group}}), os.setuid({{user}})
+    try:
+        with open(script + ".other", "w") as file:
+            file.write("shell touch {{proof}}\\n")
+        os.rename(script + ".other", script)
+    finally:
+        os._exit(0)
+os.wait()
+for line in open(script):
+    if line.startswith("shell "):
+        os.system(line[6:])
+print("vram-queued 0")
+"""
+
+
+@pytest.fixture
+def attacked_gdb(public: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have `vram attach` use it; returns the file that exists if it ran the commands of the other user."""
+    monkeypatch.delattr(sys, "remote_exec", raising=False)
+    proof = public / "proof"
+    (public / "gdb").write_text(ATTACKED_GDB.format(user=NOBODY.pw_uid, group=NOBODY.pw_gid, proof=proof))
+    (public / "gdb").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{public}:{os.environ['PATH']}")
+    return proof
+
+
+def test_the_user_of_the_process_cannot_change_what_gdb_runs(
+    nobody: int, attacked_gdb: Path, tmp_path: Path
+) -> None:
+    with RemoteRecording(nobody, tmp_path / "now.vtrace"):
+        assert not attacked_gdb.exists()
+
+
+def test_the_code_for_a_process_of_root_is_not_where_others_can_write(
+    public: Path, attacked_gdb: Path
+) -> None:
+    """As in the home directory of another user, where root may stand."""
+    theirs = directory(public / "theirs", 0o755, NOBODY.pw_uid)
+    with RemoteRecording(os.getpid(), theirs / "now.vtrace") as recording:
+        assert theirs not in recording._folder.path.parents
+        assert writable_by_others(recording._folder.path) == ""
+    assert list(theirs.iterdir()) == []
+
+
+def test_files_of_another_users_process_are_handled_by_a_process_of_that_user(
+    nobody: int, exchange: Exchange
+) -> None:
+    assert exchange._child is not None
+    helper = exchange._child._process.pid
+    assert exchange.path.stat().st_uid == NOBODY.pw_uid and exchange.path.stat().st_mode & 0o777 == 0o700
+    assert Identity.of(helper) == Identity(NOBODY.pw_uid, NOBODY.pw_gid, ())
+    saved = [line.split()[1:] for line in Path(f"/proc/{helper}/status").read_text().splitlines()[8:10]]
+    assert {number for line in saved for number in line} <= {str(NOBODY.pw_uid), str(NOBODY.pw_gid)}
+    # It has pipes to a process of root, so its own user must not get hold of it.
+    assert not as_nobody(lambda: os.listdir(f"/proc/{helper}/fd"))
+    assert not as_nobody(lambda: os.close(os.open(f"/proc/{helper}/mem", os.O_RDONLY)))
+    exchange.write("file", "text")
+    assert exchange.read("file") == "text" and exchange.names() == ["file"]
+    assert (exchange.path / "file").stat().st_uid == NOBODY.pw_uid
+    exchange.remove_folder()
+    assert not exchange.path.exists()
+
+
+def test_what_is_no_file_of_the_process_is_not_read(exchange: Exchange, roots: Path, tmp_path: Path) -> None:
+    def put(name: str) -> None:
+        (exchange.path / "link").symlink_to(roots / name)
+        os.mkfifo(exchange.path / "fifo")
+        (exchange.path / "folder").mkdir()
+        with (exchange.path / "endless").open("wb") as file:
+            file.truncate(1 << 40)
+
+    assert as_nobody(lambda: put("secret"))
+    target = tmp_path / "now.vtrace"
+    for name in ("link", "fifo", "folder", "endless"):
+        with pytest.raises(vram.DeviceError, match=f"cannot read .*{name}"):
+            exchange.read(name)
+        with pytest.raises(vram.DeviceError, match=f"{name}, which the process wrote, cannot be read"):
+            exchange.take(name, target, 1 << 30)
+        exchange.write(name, "own") if name != "folder" else None
+    assert list(tmp_path.iterdir()) == [] and is_untouched(roots)
+    assert exchange.read("link") == "own"  # in the place of the link, not where it leads
+
+
+def test_answers_that_are_not_in_form_are_an_error(nobody: int, attacked_gdb: Path, tmp_path: Path) -> None:
+    with RemoteRecording(nobody, tmp_path / "now.vtrace") as recording:
+        for state in (
+            "[" * 100_000,
+            "null",
+            "{}",
+            '{"state": 1}',
+            '{"state": "done", "files": [{}]}',
+            '{"state": "recording", "seconds": NaN}',
+            '{"state": "recording", "seconds": "1"}',
+            '{"state": "done", "files": [{"file": "x", "of": "x", "name": "x", "bytes": 1e400}]}',
+            "9" * 100_000,
+        ):
+            recording._folder.write("state.json", state)
+            with pytest.raises(vram.DeviceError, match=f"process {nobody} answered something"):
+                recording.state()
+        recording._folder.write("state.json", '{"state": "failed", "error": "\\u001b[2Jtext"}')
+        with pytest.raises(vram.DeviceError, match="text"):
+            recording.state()
+
+
+def test_names_of_files_lead_nowhere_else(nobody: int, attacked_gdb: Path, tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    with RemoteRecording(nobody, tmp_path / "here" / "now.vtrace") as recording:
+        recording._folder.write("a", "first")
+        recording._folder.write("b", "second")
+        files = [
+            {"file": "a", "of": "a pool", "name": "x", "bytes": 2},
+            {"file": "../../b", "of": "a pool", "name": "../../etc/x\0", "bytes": 1},
+        ]
+        recording._folder.write("state.json", json.dumps({"state": "done", "files": files}))
+        written = [each.path for each in recording.finish()]
+    assert [each.name for each in written] == ["now.vtrace", "now...-..-etc-x-.vtrace"]
+    assert {each.parent for each in written} == {tmp_path / "here"}
+    assert [each.read_text() for each in written] == ["first", "second"]
+    assert {each.stat().st_uid for each in written} == {0}
+
+
+# What another user may do to the folder, again and again, while root uses it.
+NAMES = ("agent.py", "start.py", "commands.gdb", "stop", "state.json", "pool-1.vtrace")
+DONE = {"state": "done", "files": [{"file": "pool-1.vtrace", "of": "", "name": "", "bytes": 1}]}
+
+
+def swap_everything(roots: Path) -> None:
+    for turn in itertools.count():
+        for folder in Path("/tmp").glob(".vram-attach-*"):
+            for name in NAMES:
+                for planted in (folder / name, folder / f"{name}.new"):
+                    with contextlib.suppress(OSError):
+                        swap(planted, turn % 4, roots)
+
+
+def swap(planted: Path, how: int, roots: Path) -> None:
+    made = planted.with_name("made")
+    made.unlink(missing_ok=True)
+    if how == 0:
+        os.mkfifo(made)
+    elif how == 1:
+        made.symlink_to(roots / "secret")
+    elif how == 2:
+        made.symlink_to(roots / "created")
+    else:
+        made.write_text(json.dumps(DONE))
+    made.rename(planted)
+
+
+def test_a_program_that_swaps_all_files_meanwhile_gets_nothing_from_root(
+    nobody: int, roots: Path, attacked_gdb: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "now.vtrace"
+    tried = vram.DeviceError, vram.ConfigError
+    with running_as_nobody(lambda: swap_everything(roots)):
+        for _ in range(3):
+            with contextlib.suppress(*tried), RemoteRecording(nobody, output) as recording:
+                for _ in range(30):
+                    for action in (recording.state, recording.stop, recording.finish):
+                        with contextlib.suppress(*tried):
+                            action()
+                            assert not output.exists() or SECRET not in output.read_text()
+    assert not attacked_gdb.exists() and is_untouched(roots)
+    assert [each.name for each in tmp_path.iterdir()] in ([], ["now.vtrace"])
+
+
+def pool_of_nobody() -> None:
+    pool = vram.Pool("host")
+    kept = pool.allocate("5MiB", tag="kept")
+    assert kept
+    idle()
+
+
+def test_root_records_a_process_of_another_user(tmp_path: Path) -> None:
+    require_gdb()
+    with vram.Pool("host") as pool, vram.record(pool, tmp_path / "own.vtrace"):
+        pool.allocate("5MiB", tag="kept").free()  # loads what nobody may not be able to import
+    with running_as_nobody(pool_of_nobody) as child:
+        wait_until(lambda: Identity.of(child).user == NOBODY.pw_uid)
+        with RemoteRecording(child, tmp_path / "now.vtrace") as recording:
+            recording.wait_for_start(PATIENCE)
+            (written,) = recording.finish()
+            folder = recording._folder.path
+    assert "kept" in vram.open(written.path).tags
+    assert written.path.stat().st_uid == 0 and not folder.exists()

@@ -1,4 +1,4 @@
-"""A second user, for tests of what acts on other users' processes and files, or listens where they can connect."""
+"""A second user, for tests of what acts on processes and files of others, or listens where they connect."""
 
 from __future__ import annotations
 
