@@ -457,6 +457,24 @@ TEST(who_knows_the_address_alone_gets_no_pages) {
   CHECK(world.pool->free(block).ok() && world.good());
 }
 
+TEST(another_user_gets_no_pages) {
+  if (geteuid() != 0) return;  // only root can become another user
+  Plugged world;
+  const Address block = world.get(10 * kMiB);
+  REQUIRE(!share(block).name.empty());
+  const PageRequest request = request_for(block, 1);
+  const Digits identity = ShareServer::identity();
+  CHECK(holds_in_child([&] {
+    if (setgid(65534) != 0 || setuid(65534) != 0) return false;
+    const Socket socket(connect_server(identity, 10));
+    (void)send_request(socket.fd(), request);
+    PageAnswer answer;
+    std::vector<SharedPage> pages;
+    return receive_answer(socket.fd(), &answer, &pages) == ECONNRESET && pages.empty();
+  }));
+  CHECK(world.pool->free(block).ok() && world.good());
+}
+
 TEST(the_list_of_sockets_shows_the_address_and_no_secret) {
   Plugged world;
   const Address block = world.get(kMiB);

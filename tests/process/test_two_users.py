@@ -7,11 +7,14 @@ import itertools
 import json
 import os
 import shutil
+import socket
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import pytest
 from attaching import require_gdb
@@ -19,6 +22,7 @@ from two_users import NOBODY, as_nobody, needs_root, running_as_nobody
 from waiting import PATIENCE, wait_until
 
 import vram
+import vram.system.runtime as runtime_module
 from vram.observe.remote import RemoteRecording
 from vram.system.exchange import Exchange, Identity
 from vram.system.runtime import writable_by_others
@@ -85,6 +89,21 @@ def test_what_another_user_made_or_can_write_is_not_safe(public: Path, what: str
     assert f"{changed} belongs to user {NOBODY.pw_uid}" in writable_by_others(file)
 
 
+def test_in_a_user_namespace_the_root_of_the_system_may_own_directories_above(
+    public: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (public / "users").write_text("0 1000 1\n")
+    monkeypatch.setattr(runtime_module, "NAMESPACE_USERS", public / "users")
+    above = directory(public / "above", 0o755, NOBODY.pw_uid)
+    own = directory(above / "vram", 0o700)
+    monkeypatch.setattr(runtime_module, "OVERFLOW_USER", public / "missing")
+    assert f"{above} belongs to user" in writable_by_others(own)
+    (public / "overflow").write_text(f"{NOBODY.pw_uid}\n")
+    monkeypatch.setattr(runtime_module, "OVERFLOW_USER", public / "overflow")
+    assert writable_by_others(own) == ""
+    assert f"{above} belongs to user" in writable_by_others(above)  # not what is loaded itself
+
+
 def test_a_link_is_judged_by_where_it_leads(public: Path) -> None:
     theirs = directory(public / "theirs", 0o755, NOBODY.pw_uid)
     (public / "vram").symlink_to(theirs)
@@ -123,6 +142,52 @@ def test_a_file_of_another_user_in_the_own_cache_is_compiled_again(
     os.chown(library, NOBODY.pw_uid, -1)
     assert companion._existing(None, companion.THROWER) is None
     assert companion.build_companion(None, companion.THROWER).read_text() == "own"
+
+
+# ---- who listens -------------------------------------------------------------------------------------------
+
+
+def test_another_user_cannot_ask_a_monitor(runtime: Path) -> None:
+    with vram.monitor() as monitor:
+        path = str(monitor.path)
+
+        def ask() -> None:
+            with socket.socket(socket.AF_UNIX) as link:
+                link.connect(path)
+
+        assert monitor.path.is_socket() and not as_nobody(ask)
+        runtime.parent.chmod(0o755)
+        runtime.chmod(0o777)
+        monitor.path.chmod(0o777)
+
+        def read() -> None:  # whoever gets in is told nothing, because the kernel says who it is
+            with socket.socket(socket.AF_UNIX) as link:
+                link.connect(path)
+                assert b"another user's process is not told" in link.recv(4096)
+
+        assert as_nobody(read)
+
+
+def test_another_user_sees_no_data_of_a_page_and_not_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("uvicorn")
+    from vram.web import Page, assets
+
+    empty = {"index.html": assets.Asset(b"<html>", "text/html")}
+    monkeypatch.setattr("vram.web.server.built_page", lambda: empty)
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    with Page([], live=lambda: {"pid": 7}) as page:
+        page.open_browser()
+        file = url2pathname(urlsplit(opened[0]).path)
+        assert Path(file).exists() and not as_nobody(lambda: os.stat(file))
+
+        def asks(path: str, status: int) -> None:
+            with socket.create_connection(("127.0.0.1", page.port), timeout=PATIENCE) as link:
+                link.sendall(f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1:{page.port}\r\n\r\n".encode())
+                assert link.recv(4096).startswith(f"HTTP/1.1 {status}".encode())
+
+        asks("/", 200)  # loads what nobody may not be able to import
+        assert as_nobody(lambda: asks("/", 200)) and as_nobody(lambda: asks("/api/start", 403))
 
 
 # ---- vram attach, run by root ------------------------------------------------------------------------------

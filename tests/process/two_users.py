@@ -6,6 +6,7 @@ import contextlib
 import os
 import pwd
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -14,6 +15,7 @@ __all__ = ["NOBODY", "as_nobody", "needs_root", "running_as_nobody", "start_as_n
 
 NEEDS_ROOT = "a second user needs root, who can become any user"
 needs_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason=NEEDS_ROOT)
+DONE, FAILED, REFUSED = 0, 1, 2
 NOBODY = pwd.getpwnam("nobody") if sys.platform != "win32" else None
 
 
@@ -28,19 +30,25 @@ def start_as_nobody(function: Callable[[], object]) -> int:
     """Call the function in a child of the user nobody, and return its number."""
     child = os.fork()
     if child == 0:
-        status = 1
+        status = FAILED
         try:
             _become_nobody()
             function()
-            status = 0
+            status = DONE
+        except PermissionError:
+            status = REFUSED
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(status)
     return child
 
 
 def as_nobody(function: Callable[[], object]) -> bool:
-    """Call the function in a child of the user nobody. Returns whether it raised nothing."""
-    return os.waitpid(start_as_nobody(function), 0)[1] == 0
+    """Call the function in a child of the user nobody. Returns whether the system permitted what it did."""
+    status = os.waitstatus_to_exitcode(os.waitpid(start_as_nobody(function), 0)[1])
+    assert status in (DONE, REFUSED), "it failed for another reason, which is on stderr"
+    return status == DONE
 
 
 @contextlib.contextmanager
