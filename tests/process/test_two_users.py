@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import os
-import shutil
 import socket
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from waiting import PATIENCE, wait_until
 
 import vram
 import vram.system.runtime as runtime_module
+from vram.observe import remote_agent
 from vram.observe.remote import RemoteRecording
 from vram.system.exchange import Exchange, Identity
 from vram.system.runtime import writable_by_others
@@ -201,7 +201,7 @@ def idle() -> None:
 
 
 @pytest.fixture
-def nobody() -> Iterator[int]:
+def nobody(temporary: Path) -> Iterator[int]:
     """A Python process of the user nobody."""
     with running_as_nobody(idle) as child:
         wait_until(lambda: Identity.of(child).user == NOBODY.pw_uid)
@@ -222,17 +222,18 @@ def is_untouched(roots: Path) -> bool:
     return names == ["secret"] and SECRET in (roots / "secret").read_text()
 
 
-@pytest.fixture(autouse=True)
-def no_folders_left() -> Iterator[None]:
-    yield
-    for folder in Path("/tmp").glob(".vram-attach-*"):
-        if folder.lstat().st_uid == NOBODY.pw_uid:
-            shutil.rmtree(folder, ignore_errors=True)
+@pytest.fixture
+def temporary(public: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the folders for processes of other users are made."""
+    made = directory(public / "tmp", 0o1777)
+    monkeypatch.setenv("TMPDIR", str(made))
+    return made
 
 
 @pytest.fixture
-def exchange(nobody: int, tmp_path: Path) -> Iterator[Exchange]:
+def exchange(nobody: int, temporary: Path, tmp_path: Path) -> Iterator[Exchange]:
     with Exchange(Identity.of(nobody), tmp_path / "now.vtrace") as made:
+        assert made.path.parent == temporary
         yield made
 
 
@@ -304,6 +305,57 @@ def test_files_of_another_users_process_are_handled_by_a_process_of_that_user(
     assert not exchange.path.exists()
 
 
+def test_the_code_for_another_users_process_can_be_read_and_not_changed(exchange: Exchange) -> None:
+    """The process may begin another program, such as one of root, before it reads the code."""
+    exchange.write_code("agent.py", "code")
+    code = exchange.code_path / "agent.py"
+
+    def change() -> None:
+        code.with_name("other").write_text("theirs")
+
+    def replace() -> None:
+        (exchange.path / "other").write_text("theirs")
+        (exchange.path / "other").rename(code)
+
+    assert as_nobody(code.read_bytes)
+    for attempt in (
+        change,
+        replace,
+        code.unlink,
+        exchange.code_path.rmdir,
+        lambda: code.write_text("theirs"),
+    ):
+        assert not as_nobody(attempt)
+    assert code.read_text() == "code"
+    exchange.remove_code_folder()
+    assert not exchange.code_path.exists() and exchange.path.exists()
+
+
+def test_the_agent_does_nothing_in_a_process_of_another_user(exchange: Exchange) -> None:
+    request = {"folder": str(exchange.path), "pid": os.getpid(), "user": NOBODY.pw_uid, "seconds": None}
+    remote_agent.start(request, 0)
+    assert exchange.names() == []
+
+
+@pytest.mark.parametrize("users", [(0, 65534, 65534), (65534, 65534, 0), (65534, 0, 65534)])
+def test_a_process_that_may_do_more_than_its_user_is_refused(users: tuple[int, int, int]) -> None:
+    here, there = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setresuid(*users)
+        os.write(there, b"x")
+        idle()
+    try:
+        assert os.read(here, 1) == b"x"
+        with pytest.raises(vram.DeviceError, match=f"process {child} may do more than its user {users[1]}"):
+            Identity.of(child)
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+        os.close(here)
+        os.close(there)
+
+
 def test_what_is_no_file_of_the_process_is_not_read(exchange: Exchange, roots: Path, tmp_path: Path) -> None:
     def put(name: str) -> None:
         (exchange.path / "link").symlink_to(roots / name)
@@ -367,9 +419,9 @@ NAMES = ("agent.py", "start.py", "commands.gdb", "stop", "state.json", "pool-1.v
 DONE = {"state": "done", "files": [{"file": "pool-1.vtrace", "of": "", "name": "", "bytes": 1}]}
 
 
-def swap_everything(roots: Path) -> None:
+def swap_everything(temporary: Path, roots: Path) -> None:
     for turn in itertools.count():
-        for folder in Path("/tmp").glob(".vram-attach-*"):
+        for folder in temporary.iterdir():
             for name in NAMES:
                 for planted in (folder / name, folder / f"{name}.new"):
                     with contextlib.suppress(OSError):
@@ -391,11 +443,11 @@ def swap(planted: Path, how: int, roots: Path) -> None:
 
 
 def test_a_program_that_swaps_all_files_meanwhile_gets_nothing_from_root(
-    nobody: int, roots: Path, attacked_gdb: Path, tmp_path: Path
+    nobody: int, temporary: Path, roots: Path, attacked_gdb: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "now.vtrace"
     tried = vram.DeviceError, vram.ConfigError
-    with running_as_nobody(lambda: swap_everything(roots)):
+    with running_as_nobody(lambda: swap_everything(temporary, roots)):
         for _ in range(3):
             with contextlib.suppress(*tried), RemoteRecording(nobody, output) as recording:
                 for _ in range(30):
@@ -405,6 +457,7 @@ def test_a_program_that_swaps_all_files_meanwhile_gets_nothing_from_root(
                             assert not output.exists() or SECRET not in output.read_text()
     assert not attacked_gdb.exists() and is_untouched(roots)
     assert [each.name for each in tmp_path.iterdir()] in ([], ["now.vtrace"])
+    assert {each.lstat().st_uid for each in temporary.iterdir()} <= {NOBODY.pw_uid}
 
 
 def pool_of_nobody() -> None:
@@ -414,7 +467,7 @@ def pool_of_nobody() -> None:
     idle()
 
 
-def test_root_records_a_process_of_another_user(tmp_path: Path) -> None:
+def test_root_records_a_process_of_another_user(temporary: Path, tmp_path: Path) -> None:
     require_gdb()
     with vram.Pool("host") as pool, vram.record(pool, tmp_path / "own.vtrace"):
         pool.allocate("5MiB", tag="kept").free()  # loads what nobody may not be able to import
@@ -423,6 +476,7 @@ def test_root_records_a_process_of_another_user(tmp_path: Path) -> None:
         with RemoteRecording(child, tmp_path / "now.vtrace") as recording:
             recording.wait_for_start(PATIENCE)
             (written,) = recording.finish()
-            folder = recording._folder.path
+            folders = recording._folder.path, recording._folder.code_path
     assert "kept" in vram.open(written.path).tags
-    assert written.path.stat().st_uid == 0 and not folder.exists()
+    assert written.path.stat().st_uid == 0
+    assert {folder.parent for folder in folders} == {temporary} and list(temporary.iterdir()) == []

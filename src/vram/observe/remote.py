@@ -66,6 +66,7 @@ class RemoteRecording(Closing):
         request = {
             "folder": str(self._folder.path),
             "pid": self.pid,
+            "user": self._process.identity.user,
             "seconds": seconds,
             "asked_by": os.getpid(),
         }
@@ -93,7 +94,9 @@ class RemoteRecording(Closing):
         ended = self._process.has_ended()  # looked at first: its last words come before its end
         text = self._folder.read("state.json")
         said = _checked(text, self.pid) if text else {}
-        self._begun |= bool(said)
+        if said and not self._begun:
+            self._begun = True
+            self._folder.remove_code_folder()
         if said.get("state") == "failed":
             raise DeviceError(said["error"])
         if ended and said.get("state") != "done":
@@ -130,6 +133,7 @@ class RemoteRecording(Closing):
         """Leave the process alone and remove temporary files. A recording under way ends without a file."""
         with self._folder, contextlib.suppress(DeviceError):  # whoever owns the folder may have removed it
             if self._begun or self._process.has_ended():
+                self._folder.remove_code_folder()
                 self._folder.remove_folder()
             else:
                 withdraw(self._folder)

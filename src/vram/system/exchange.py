@@ -1,7 +1,9 @@
 """The folder through which vram gives code to another process and reads its answers.
 
 It belongs to the user of that process. If that is another user, as for root, a child process with the
-identity of that user does everything there (`errands`), and sends what it read through a pipe.
+identity of that user does everything there (`errands`), and sends what it read through a pipe. The code is
+then in a folder of this user, which the process can only read: it may have begun another program meanwhile,
+such as one of root.
 """
 
 from __future__ import annotations
@@ -44,17 +46,26 @@ class Identity:
 
     @classmethod
     def of(cls, pid: int) -> Identity:
-        """Those of a process; the own ones where the system does not tell."""
+        """Those of a process; the own ones where the system does not tell.
+
+        Raises DeviceError if the process may do more than its user, who could use that through its files.
+        """
         try:
             lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
         except OSError:
             return cls(os.geteuid(), os.getegid())
         said = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
-        return cls(int(said["Uid"][1]), int(said["Gid"][1]), tuple(map(int, said["Groups"])))
+        user = int(said["Uid"][1])
+        if len(set(said["Uid"])) > 1 or (user != 0 and int(said["CapPrm"][0], 16)):
+            raise DeviceError(f"process {pid} may do more than its user {user}, so vram attach refuses it")
+        return cls(user, int(said["Gid"][1]), tuple(map(int, said["Groups"])))
 
 
 class Exchange(Closing):
-    """A new folder of the user with that identity. Only one thread may use it."""
+    """A new folder of the user with that identity. Only one thread may use it.
+
+    `path` is the folder, and `code_path` where the code is, which only this user can change.
+    """
 
     def __init__(self, identity: Identity, output: Path) -> None:
         """Make the folder: beside `output` if nobody else can write there, or where temporary files are."""
@@ -64,6 +75,7 @@ class Exchange(Closing):
                 output.parent.stat()  # says if it is not there
                 raise PermissionError(errno.EACCES, "the directory is not writable")
             self.path = self._make_folder(output)
+            self.code_path = self.path if self._child is None else _folder_to_read(self.path.parent)
         except OSError as error:
             self.close()
             raise ConfigError(f"cannot write {output}: {error.strerror}") from error
@@ -92,6 +104,16 @@ class Exchange(Closing):
         except OSError as error:
             raise DeviceError(f"cannot {operation} {arguments[0]}: {error.strerror}") from error
 
+    def write_code(self, name: str, text: str) -> None:
+        """Write a file with code."""
+        errands.write(str(self.code_path / name), text)
+        if self._child is not None:
+            (self.code_path / name).chmod(0o644)
+
+    def remove_code(self, name: str) -> None:
+        """Remove a file with code, if it is there."""
+        errands.remove(str(self.code_path / name))
+
     def write(self, name: str, text: str) -> None:
         """Write a file there."""
         self._do("write", str(self.path / name), text)
@@ -100,10 +122,6 @@ class Exchange(Closing):
         """Read a short file. Returns an empty string if there is none."""
         found: str = self._do("read", str(self.path / name))
         return found
-
-    def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
-        self._do("remove", str(self.path / name))
 
     def names(self) -> list[str]:
         """The names of files that are not empty."""
@@ -136,10 +154,25 @@ class Exchange(Closing):
         """Remove the folder with all that is in it."""
         self._do("remove_folder", str(self.path))
 
+    def remove_code_folder(self) -> None:
+        """Remove the code as far as it is elsewhere, once the process has read it or must not read it."""
+        if self.code_path != self.path:
+            errands.remove_folder(str(self.code_path))
+
     def close(self) -> None:
         """End the child. The folder stays."""
         if self._child is not None:
             self._child.close()
+
+
+def _folder_to_read(parent: Path) -> Path:
+    """Make a folder of this user, in which others may read files whose names they know."""
+    folder = Path(errands.make_folder(str(parent)))
+    folder.chmod(0o711)
+    if why := writable_by_others(folder):
+        folder.rmdir()
+        raise PermissionError(errno.EACCES, why)
+    return folder
 
 
 def _write(target: Path, pieces: Iterator[bytes], size: int) -> None:
@@ -163,14 +196,12 @@ class _Child:
     def __init__(self, identity: Identity) -> None:
         self._user = identity.user
         words = map(str, (identity.user, identity.group, list(identity.groups)))
-        kept = {name: value for name, value in os.environ.items() if name not in ("TMPDIR", "TEMP", "TMP")}
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", errands.__file__, *words],
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=kept,
             start_new_session=True,  # Ctrl-C is for its parent
         )
 

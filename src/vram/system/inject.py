@@ -90,13 +90,12 @@ def inject(process: OtherProcess, folder: Exchange, code: str) -> None:
     """Have `process` run `code` in a new thread, once its main thread runs Python code again.
 
     The code finds an address in its variable `page`, if it is not 0: that of a page that it should unmap.
-    Returns before the code runs. It is a file of the folder; if that is removed before, nothing runs. Raises
-    DeviceError.
+    Returns before the code runs. If its file is removed before, nothing runs. Raises DeviceError.
     """
-    folder.write(CODE_FILE, code)
+    folder.write_code(CODE_FILE, code)
     why = _inject_by_python(process, folder)
     if why is not None:
-        _inject_by_gdb(process, folder.path / CODE_FILE, why)
+        _inject_by_gdb(process, folder.code_path / CODE_FILE, why)
 
 
 def withdraw(folder: Exchange) -> None:
@@ -105,10 +104,11 @@ def withdraw(folder: Exchange) -> None:
     The script for `sys.remote_exec` stays until the process has run it, because the process would complain
     about a missing one.
     """
-    if START_FILE in folder.names():
-        folder.write(START_FILE, f"__import__('shutil').rmtree({str(folder.path)!r}, True)\n")
-        folder.remove(CODE_FILE)
+    if (folder.code_path / START_FILE).exists():
+        folder.write_code(START_FILE, f"__import__('shutil').rmtree({str(folder.path)!r}, True)\n")
+        folder.remove_code(CODE_FILE)
     else:
+        folder.remove_code_folder()
         folder.remove_folder()
 
 
@@ -144,11 +144,11 @@ def _inject_by_python(process: OtherProcess, folder: Exchange) -> str | None:
     remote_exec = getattr(sys, "remote_exec", None)
     if remote_exec is None:
         return "sys.remote_exec needs Python 3.14 or later on both sides"
-    folder.write(START_FILE, _bootstrap(folder.path / CODE_FILE, "0"))
+    folder.write_code(START_FILE, _bootstrap(folder.code_path / CODE_FILE, "0"))
     try:
-        remote_exec(process.pid, str(folder.path / START_FILE))
+        remote_exec(process.pid, str(folder.code_path / START_FILE))
     except (RuntimeError, OSError) as error:  # another version of Python, forbidden, or not supported
-        folder.remove(START_FILE)
+        folder.remove_code(START_FILE)
         return f"sys.remote_exec failed: {error}"
     return None
 
