@@ -331,6 +331,23 @@ def test_the_code_for_another_users_process_can_be_read_and_not_changed(exchange
     assert not exchange.code_path.exists() and exchange.path.exists()
 
 
+def test_the_script_for_remote_exec_is_one_that_the_user_can_only_read(
+    nobody: int, temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripts: list[Path] = []
+    monkeypatch.setattr(sys, "remote_exec", lambda _pid, name: scripts.append(Path(name)), raising=False)
+    with RemoteRecording(nobody, tmp_path / "now.vtrace"):
+        (script,) = scripts
+        code = script.with_name("agent.py")
+        assert as_nobody(script.read_text) and as_nobody(code.read_text)
+        assert not as_nobody(script.unlink) and not as_nobody(code.unlink)
+    # It had not begun. When it runs the script now, nothing happens, and its folder goes away.
+    assert not code.exists()
+    text = script.read_text()
+    assert as_nobody(lambda: exec(text, {}))
+    assert list(temporary.iterdir()) == [script.parent]
+
+
 def test_the_agent_does_nothing_in_a_process_of_another_user(exchange: Exchange) -> None:
     request = {"folder": str(exchange.path), "pid": os.getpid(), "user": NOBODY.pw_uid, "seconds": None}
     remote_agent.start(request, 0)
