@@ -54,6 +54,7 @@ std::string name_of(Address address, std::int64_t* offset, const char** why) {
     SharedName name;
     name.process = getpid();
     name.identity = ShareServer::identity();
+    name.secrets = ShareServer::secrets();
     name.device = device;
     name.address = block.number != 0 ? block.block : block.base;
     name.number = block.number;

@@ -81,12 +81,14 @@ bool Attachments::import_pages(const SharedName& name, Mapped& into, std::string
   if (!same_user(socket.fd())) return fail(why, process_of(name) + " belongs to another user");
   std::uint64_t bytes = 0;
   while (bytes < name.bytes) {
-    const PageRequest request{PageRequest::kMagic, name.device, name.address, name.number, into.pages.size()};
+    const PageRequest request{PageRequest::kMagic, name.device,       name.address,
+                              name.number,         into.pages.size(), name.secrets.asking};
     PageAnswer answer;
     Received received;
     if (const int error = send_request(socket.fd(), request); error != 0) return unanswered(why, name, error);
     if (const int error = receive_answer(socket.fd(), &answer, &received.pages); error != 0)
       return unanswered(why, name, error);
+    if (!same(answer.secret, name.secrets.answering)) return unanswered(why, name, EPROTO);
     if (answer.code != 0) return refused(why, name, answer);
     for (const SharedPage& page : received.pages) {
       bytes += is_page_size(page.bytes) ? page.bytes : name.bytes + 1;

@@ -1,7 +1,8 @@
 // Names as text: fields with a space between them.
-//   vram1 PROCESS IDENTITY DEVICE ADDRESS NUMBER BYTES [PLAIN NAME, hexadecimal]
+//   vram2 PROCESS IDENTITY ASKING ANSWERING DEVICE ADDRESS NUMBER BYTES [PLAIN NAME, hexadecimal]
 #include "sharing/name.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <vector>
 
@@ -9,7 +10,7 @@ namespace vram {
 
 namespace {
 
-constexpr std::string_view kVersion = "vram1";
+constexpr std::string_view kVersion = "vram2";
 constexpr char kDigits[] = "0123456789abcdef";
 
 std::vector<std::string_view> fields_of(std::string_view text) {
@@ -34,6 +35,14 @@ bool hexadecimal(std::string_view field) {
 
 int digit(char c) { return c <= '9' ? c - '0' : c - 'a' + 10; }
 
+bool read(std::string_view field, Digits* out) {
+  if (field.size() != out->size() || !hexadecimal(field)) return false;
+  std::copy(field.begin(), field.end(), out->begin());
+  return true;
+}
+
+std::string text_of(const Digits& digits) { return {digits.begin(), digits.end()}; }
+
 bool read(std::string_view field, PlainName* out) {
   if (field.size() != 2 * sizeof out->bytes || !hexadecimal(field)) return false;
   for (std::size_t i = 0; i < sizeof out->bytes; ++i)
@@ -45,8 +54,9 @@ bool read(std::string_view field, PlainName* out) {
 
 std::string SharedName::text() const {
   std::string text(kVersion);
-  for (const std::string& field : {std::to_string(process), identity, std::to_string(device),
-                                   std::to_string(address), std::to_string(number), std::to_string(bytes)})
+  for (const std::string& field :
+       {std::to_string(process), text_of(identity), text_of(secrets.asking), text_of(secrets.answering),
+        std::to_string(device), std::to_string(address), std::to_string(number), std::to_string(bytes)})
     text += ' ' + field;
   if (number != 0) return text;
   text += ' ';
@@ -60,15 +70,15 @@ std::string SharedName::text() const {
 bool SharedName::parse(std::string_view text, SharedName* out) {
   if (text.size() > kMostBytes) return false;
   const std::vector<std::string_view> fields = fields_of(text);
-  if (fields.size() < 7 || fields[0] != kVersion) return false;
-  out->identity = fields[2];
-  if (out->identity.size() != kIdentityLength || !hexadecimal(fields[2])) return false;
-  if (!read(fields[1], &out->process) || !read(fields[3], &out->device) || !read(fields[4], &out->address) ||
-      !read(fields[5], &out->number) || !read(fields[6], &out->bytes))
+  if (fields.size() < 9 || fields[0] != kVersion) return false;
+  if (!read(fields[1], &out->process) || !read(fields[2], &out->identity) ||
+      !read(fields[3], &out->secrets.asking) || !read(fields[4], &out->secrets.answering) ||
+      !read(fields[5], &out->device) || !read(fields[6], &out->address) || !read(fields[7], &out->number) ||
+      !read(fields[8], &out->bytes))
     return false;
   if (out->bytes == 0 || out->bytes % kSlotBytes != 0 || out->bytes > kMaxSpaceBytes) return false;
-  if (out->number != 0) return fields.size() == 7;
-  return fields.size() == 8 && read(fields[7], &out->plain);
+  if (out->number != 0) return fields.size() == 9;
+  return fields.size() == 10 && read(fields[9], &out->plain);
 }
 
 }  // namespace vram

@@ -5,15 +5,16 @@
 #include <string_view>
 
 #include "backends/backend.hpp"
+#include "sharing/wire.hpp"
 
 namespace vram {
 
 struct SharedName {
-  static constexpr std::size_t kIdentityLength = 32;  // hexadecimal digits
-  static constexpr std::size_t kMostBytes = 512;      // longer than any name
+  static constexpr std::size_t kMostBytes = 512;  // longer than any name
 
   std::int64_t process = 0;  // its number, for messages
-  std::string identity;      // of the process, which cannot be guessed; its server's address (server.hpp)
+  Digits identity{};         // of the process; its server's address (server.hpp), which others can read
+  Secrets secrets{};         // of that server; only those that have a name know them
   int device = 0;            // as that process numbers it
   Address address = 0;       // the start of the allocation, or of the plain segment
   std::uint64_t number = 0;  // see SharedBlock

@@ -17,7 +17,6 @@
 #include <thread>
 
 #include "base/forks.hpp"
-#include "sharing/name.hpp"
 
 namespace vram {
 
@@ -26,19 +25,15 @@ namespace {
 // If accept fails, as it does without free descriptors, the server waits so long before it tries again.
 constexpr int kPauseMs = 20;
 
-std::string random_identity() {
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  while (text.size() < SharedName::kIdentityLength) {
-    unsigned char byte = 0;
-    if (getrandom(&byte, 1, 0) != 1) continue;
-    text += kDigits[byte / 16];
-    text += kDigits[byte % 16];
-  }
-  return text;
+Digits random_digits() {
+  Digits digits{};
+  while (getrandom(digits.data(), digits.size(), 0) != static_cast<ssize_t>(digits.size())) continue;
+  for (char& digit : digits) digit = "0123456789abcdef"[static_cast<unsigned char>(digit) % 16];
+  return digits;
 }
 
-void answer(int socket, const PageRequest& request, ShareServer::Export exporter, bool* keep) {
+void answer(int socket, const PageRequest& request, ShareServer::Export exporter, const Digits& secret,
+            bool* keep) {
   std::vector<SharedPage> pages;
   PageAnswer reply;
   Status status;
@@ -50,6 +45,7 @@ void answer(int socket, const PageRequest& request, ShareServer::Export exporter
   reply.code = static_cast<std::uint32_t>(status.code);
   reply.native = status.native;
   reply.count = pages.size();
+  reply.secret = secret;
   for (std::size_t i = 0; i < pages.size(); ++i) reply.bytes[i] = pages[i].bytes;
   *keep = send_answer(socket, reply, pages) == 0;
   for (const SharedPage& page : pages) ::close(page.fd);
@@ -69,7 +65,8 @@ class Server {
     ::close(listener_.exchange(-1));
     return {Code::failed, EAGAIN, "thread"};
   }
-  const std::string identity = random_identity();
+  const Digits identity = random_digits();
+  const Secrets secrets{random_digits(), random_digits()};
 
  private:
   // In the child of a fork, which would otherwise keep connections of the parent open.
@@ -111,8 +108,8 @@ class Server {
     PageRequest request;
     const int error = receive_request(connection.fd, &request);
     if (error == EAGAIN || error == EINTR) return;
-    bool keep = error == 0;
-    if (keep) answer(connection.fd, request, exporter, &keep);
+    bool keep = error == 0 && same(request.secret, secrets.asking);
+    if (keep) answer(connection.fd, request, exporter, secrets.answering, &keep);
     connection.heard = ++clock_;
     if (!keep) ::close(connection.fd.exchange(-1));
   }
@@ -157,6 +154,8 @@ void Server::close_inherited() {
 
 Status ShareServer::start(Export exporter) { return server.get().start(exporter); }
 
-const std::string& ShareServer::identity() { return server.get().identity; }
+const Digits& ShareServer::identity() { return server.get().identity; }
+
+const Secrets& ShareServer::secrets() { return server.get().secrets; }
 
 }  // namespace vram

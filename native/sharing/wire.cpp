@@ -19,8 +19,8 @@ namespace {
 constexpr int kWaiting = 16;  // connections that the server has not accepted yet
 
 // In the abstract namespace: it ends with the socket and leaves no file.
-sockaddr_un address_of(std::string_view identity, socklen_t* length) {
-  const std::string name = "vram-" + std::string(identity);
+sockaddr_un address_of(const Digits& identity, socklen_t* length) {
+  const std::string name = "vram-" + std::string(identity.begin(), identity.end());
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path + 1, name.data(), name.size());
@@ -62,7 +62,7 @@ Socket::~Socket() {
 
 int Socket::release() { return std::exchange(fd_, -1); }
 
-int bind_server(std::string_view identity) {
+int bind_server(const Digits& identity) {
   const int made = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (made < 0) return -1;
   socklen_t length = 0;
@@ -71,7 +71,7 @@ int bind_server(std::string_view identity) {
   return listen(made, kWaiting) == 0 ? made : failed(made);
 }
 
-int connect_server(std::string_view identity, int seconds) {
+int connect_server(const Digits& identity, int seconds) {
   const int made = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
   if (made < 0) return -1;
   const timeval limit{seconds, 0};
@@ -90,6 +90,12 @@ bool same_user(int socket) {
   ucred peer{};
   socklen_t length = sizeof peer;
   return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == geteuid();
+}
+
+bool same(const Digits& one, const Digits& other) {
+  int different = 0;
+  for (std::size_t i = 0; i < one.size(); ++i) different |= one[i] ^ other[i];
+  return different == 0;
 }
 
 int send_request(int socket, const PageRequest& request) {

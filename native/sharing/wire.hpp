@@ -3,7 +3,7 @@
 // asks for a few pages, so few descriptors are open at any time, however long the allocation is.
 #pragma once
 
-#include <string_view>
+#include <array>
 #include <vector>
 
 #include "pool/shares.hpp"
@@ -12,6 +12,17 @@ namespace vram {
 
 inline constexpr std::size_t kPagesAtATime = 16;
 
+// 128 random bits, as hexadecimal digits.
+using Digits = std::array<char, 32>;
+
+// Every request carries the first and every answer the second. The address of a server can be read by others
+// (/proc/net/unix), and processes of other containers may count as the same user. These two are in the names
+// of shared memory alone, so only processes that were given a name get pages, and nobody else can answer.
+struct Secrets {
+  Digits asking{};
+  Digits answering{};
+};
+
 struct PageRequest {
   static constexpr std::uint64_t kMagic = 0x7672616d2d61736b;
   std::uint64_t magic = kMagic;
@@ -19,6 +30,7 @@ struct PageRequest {
   std::uint64_t address = 0;  // these two as in SharedName
   std::uint64_t number = 0;
   std::uint64_t first = 0;  // the first page that is asked for
+  Digits secret{};          // Secrets::asking
 };
 
 // The descriptors of the pages come with it.
@@ -29,6 +41,7 @@ struct PageAnswer {
   std::int32_t native = 0;
   std::uint64_t count = 0;
   std::uint64_t bytes[kPagesAtATime] = {};
+  Digits secret{};  // Secrets::answering
 };
 
 // A socket that is closed at the end.
@@ -46,11 +59,13 @@ class Socket {
 };
 
 // Of the server of the process with this identity. -1 with errno set on failure.
-int bind_server(std::string_view identity);
+int bind_server(const Digits& identity);
 // The same; within `seconds`, here and in later calls on the socket.
-int connect_server(std::string_view identity, int seconds);
+int connect_server(const Digits& identity, int seconds);
 // Whether the other end belongs to this process's user.
 bool same_user(int socket);
+// Takes as long wherever they differ.
+bool same(const Digits& one, const Digits& other);
 
 // These return 0 or an error number. Answers are sent without waiting.
 int send_request(int socket, const PageRequest& request);

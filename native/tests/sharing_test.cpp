@@ -8,7 +8,10 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "plug/engine_parts.hpp"
@@ -52,6 +55,18 @@ Address attach(const std::string& name, std::string* why = nullptr) {
   void* const at = vram_engine_attach(0, name.data(), name.size(), &reason);
   if (why != nullptr) *why = reason;
   return number(at);
+}
+
+// A request as a process sends it that has the name of the allocation.
+PageRequest request_for(Address block, std::uint64_t number, std::uint64_t first = 0) {
+  return {PageRequest::kMagic, 0, block, number, first, ShareServer::secrets().asking};
+}
+// What this process's server answers on a new connection: an error number, or 0 and pages.
+int answer_to(const PageRequest& request, std::vector<SharedPage>* pages) {
+  const Socket socket(connect_server(ShareServer::identity(), 10));
+  PageAnswer answer;
+  if (const int error = send_request(socket.fd(), request); error != 0) return error;
+  return receive_answer(socket.fd(), &answer, pages);
 }
 
 // The pages under a range, by their number in the process that made them.
@@ -207,7 +222,7 @@ TEST(consumers_that_crash_leave_nothing_in_the_producer) {
   for (int i = 0; i < 100; ++i) {
     const Socket socket(connect_server(ShareServer::identity(), 10));
     REQUIRE(socket.fd() >= 0);
-    CHECK(send_request(socket.fd(), {PageRequest::kMagic, 0, block, 1, 0}) == 0);
+    CHECK(send_request(socket.fd(), request_for(block, 1)) == 0);
   }
   CHECK(holds_in_child([&] {
     Plugged consumer;
@@ -342,8 +357,8 @@ TEST(wrong_names_are_refused) {
   const std::string name = share(block).name;
   std::string why;
   for (const std::string& wrong :
-       {std::string(), std::string("vram1"), std::string(2000, 'x'), name + " ", name + "1 2", " " + name,
-        name.substr(0, name.size() - 1), "vram2" + name.substr(5), std::string(64, '\0')})
+       {std::string(), std::string("vram2"), std::string(2000, 'x'), name + " ", name + "1 2", " " + name,
+        name.substr(0, name.size() - 1), "vram1" + name.substr(5), std::string(64, '\0')})
     CHECK(attach(wrong, &why) == 0 && !why.empty());
   // Every damaged byte: refused, or (the process's number, which is only told to people) accepted.
   for (std::size_t i = 0; i < name.size(); ++i) {
@@ -366,7 +381,7 @@ TEST(the_server_survives_garbage) {
   Plugged world;
   const Address block = world.get(10 * kMiB);
   const std::string name = share(block).name;
-  const PageRequest good{PageRequest::kMagic, 0, block, 1, 0};
+  const PageRequest good = request_for(block, 1);
   const auto closed_after = [&](const void* bytes, std::size_t length) {
     const Socket socket(connect_server(ShareServer::identity(), 10));
     (void)send(socket.fd(), bytes, length, MSG_NOSIGNAL);
@@ -384,11 +399,11 @@ TEST(the_server_survives_garbage) {
   CHECK(closed_after(&wrong, sizeof wrong));
   // Requests in form, for what is not there: refused with an answer.
   const Socket socket(connect_server(ShareServer::identity(), 10));
-  for (const PageRequest& request : {PageRequest{PageRequest::kMagic, 0, block, 999, 0},
-                                     PageRequest{PageRequest::kMagic, 0, block + 512, 1, 0},
-                                     PageRequest{PageRequest::kMagic, -1, block, 1, 0},
-                                     PageRequest{PageRequest::kMagic, 1 << 30, block, 1, 0},
-                                     PageRequest{PageRequest::kMagic, 0, ~Address{0}, 1, 0}}) {
+  PageRequest below = good, beyond = good;
+  below.device = -1;
+  beyond.device = 1 << 30;
+  for (const PageRequest& request :
+       {request_for(block, 999), request_for(block + 512, 1), below, beyond, request_for(~Address{0}, 1)}) {
     PageAnswer answer;
     std::vector<SharedPage> pages;
     CHECK(send_request(socket.fd(), request) == 0);
@@ -413,9 +428,103 @@ TEST(a_request_beyond_the_last_page_is_answered_with_none) {
   const Socket socket(connect_server(ShareServer::identity(), 10));
   PageAnswer answer;
   std::vector<SharedPage> pages;
-  CHECK(send_request(socket.fd(), {PageRequest::kMagic, 0, block, name.number, ~std::uint64_t{0}}) == 0);
+  CHECK(send_request(socket.fd(), request_for(block, name.number, ~std::uint64_t{0})) == 0);
   CHECK(receive_answer(socket.fd(), &answer, &pages) == 0 && pages.empty() && answer.code == 0);
   CHECK(world.pool->free(block).ok());
+}
+
+// ---- other processes of the same user
+// ----------------------------------------------------------------------
+
+TEST(who_knows_the_address_alone_gets_no_pages) {
+  Plugged world;
+  const Address block = world.get(10 * kMiB);
+  SharedName name;
+  REQUIRE(SharedName::parse(share(block).name, &name));
+  std::vector<SharedPage> pages;
+  REQUIRE(answer_to(request_for(block, name.number), &pages) == 0 && !pages.empty());
+  for (const SharedPage& page : pages) ::close(page.fd);
+  PageRequest wrong = request_for(block, name.number);
+  for (const Digits& secret : {Digits{}, name.identity, name.secrets.answering}) {
+    wrong.secret = secret;
+    CHECK(answer_to(wrong, &pages) == ECONNRESET && pages.empty());
+  }
+  for (std::size_t i = 0; i < name.secrets.asking.size(); ++i) {
+    wrong.secret = name.secrets.asking;
+    wrong.secret[i] ^= 1;
+    CHECK(answer_to(wrong, &pages) == ECONNRESET && pages.empty());
+  }
+  CHECK(world.pool->free(block).ok() && world.good());
+}
+
+TEST(another_user_gets_no_pages) {
+  if (geteuid() != 0) return;  // only root can become another user
+  Plugged world;
+  const Address block = world.get(10 * kMiB);
+  REQUIRE(!share(block).name.empty());
+  const PageRequest request = request_for(block, 1);
+  const Digits identity = ShareServer::identity();
+  CHECK(holds_in_child([&] {
+    if (setgid(65534) != 0 || setuid(65534) != 0) return false;
+    const Socket socket(connect_server(identity, 10));
+    (void)send_request(socket.fd(), request);
+    PageAnswer answer;
+    std::vector<SharedPage> pages;
+    return receive_answer(socket.fd(), &answer, &pages) == ECONNRESET && pages.empty();
+  }));
+  CHECK(world.pool->free(block).ok() && world.good());
+}
+
+TEST(the_list_of_sockets_shows_the_address_and_no_secret) {
+  Plugged world;
+  const Address block = world.get(kMiB);
+  REQUIRE(!share(block).name.empty());
+  std::ifstream file("/proc/net/unix");
+  const std::string listed{std::istreambuf_iterator<char>(file), {}};
+  const auto contains = [&](const Digits& digits) {
+    return listed.find(std::string_view(digits.data(), digits.size())) != std::string::npos;
+  };
+  if (listed.size() > 200) CHECK(contains(ShareServer::identity()));  // where the system shows this list
+  CHECK(!contains(ShareServer::secrets().asking) && !contains(ShareServer::secrets().answering));
+  CHECK(ShareServer::secrets().asking != ShareServer::secrets().answering);
+  CHECK(world.pool->free(block).ok());
+}
+
+TEST(a_server_that_took_over_the_address_is_not_believed) {
+  // The process that shared the memory has ended, and another one listens at its address, with a page of its
+  // own. It knows no secret.
+  Plugged world;
+  SharedName name;
+  name.identity.fill('0');
+  name.secrets.asking.fill('1');
+  name.secrets.answering.fill('2');
+  name.number = 1;
+  name.bytes = 2 * kMiB;
+  const Socket listener(bind_server(name.identity));
+  REQUIRE(listener.fd() >= 0);
+  REQUIRE(fcntl(listener.fd(), F_SETFL, 0) == 0);
+  const Address own = world.get(2 * kMiB);
+  SharedBlock block;
+  REQUIRE(world.pool->share(own, &block).ok());
+  std::thread impostor([&] {
+    const Socket socket(accept(listener.fd(), nullptr, nullptr));
+    char request[sizeof(PageRequest)];
+    (void)recv(socket.fd(), request, sizeof request, 0);
+    std::vector<SharedPage> pages;
+    CHECK(world.pool->export_pages(block.block, block.number, 0, 1, &pages).ok() && pages.size() == 1);
+    PageAnswer answer;
+    answer.count = pages.size();
+    answer.bytes[0] = pages[0].bytes;
+    CHECK(send_answer(socket.fd(), answer, pages) == 0);
+    for (const SharedPage& page : pages) ::close(page.fd);
+  });
+  const int descriptors = open_descriptors();
+  std::string why;
+  CHECK(attach(name.text(), &why) == 0 && why.find("unknown message") != std::string::npos);
+  impostor.join();
+  CHECK(open_descriptors() <= descriptors);
+  CHECK(world.device->calls("page_import") == 0);
+  CHECK(world.pool->free(own).ok() && world.good());
 }
 
 // ---- fork -------------------------------------------------------------------------------------------------
@@ -428,12 +537,12 @@ TEST(a_child_has_a_server_of_its_own) {
     // The parent's pool is not the child's, and its sockets are closed here.
     if (!share(block).name.empty()) return false;
     Plugged own;
-    const std::string parents = ShareServer::identity();
+    const Digits parents = ShareServer::identity();
     SharedName outer, inner;
     const Address mine = own.get(10 * kMiB);
     return SharedName::parse(name, &outer) && SharedName::parse(share(mine).name, &inner) &&
-           inner.identity != outer.identity && parents == inner.identity && attach(share(mine).name) != 0 &&
-           attach(name) != 0;
+           inner.identity != outer.identity && parents == inner.identity &&
+           inner.secrets.asking != outer.secrets.asking && attach(share(mine).name) != 0 && attach(name) != 0;
   }));
   const Address base = attach(name);
   CHECK(base != 0);

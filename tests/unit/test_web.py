@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import gc
 import http.client
+import itertools
 import json
 import os
 import re
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +21,7 @@ from urllib.request import url2pathname
 
 import pytest
 from made_jobs import MIB, Job
+from waiting import wait_until
 
 from vram.analysis import Memories, explain, memory_at
 from vram.analysis.layout import lay_out
@@ -24,8 +30,11 @@ from vram.analysis.places import redacted
 from vram.analysis.timeline import Timeline
 from vram.errors import ConfigError, TraceError
 from vram.trace import Annotation, Frame, open_trace
-from vram.web import assets
+from vram.web import assets, connections
 from vram.web.recordings import Recording, Recordings
+
+if sys.platform != "win32":
+    import resource
 
 TRACES = Path(__file__).parents[2] / "traces"
 PAGE = (
@@ -218,6 +227,168 @@ def test_a_forked_child_keeps_neither_the_port_nor_a_connection(asker: Asker) ->
             finally:
                 here.send(b"x")
                 assert os.waitpid(child, 0)[1] == 0
+
+
+# ---- connections of anybody --------------------------------------------------------------------------------
+
+IDLE = b""
+HALF_A_HEADER = b"GET / HTTP/1.1\r\nx: " + b"x" * 10_000
+HALF_AN_UPLOAD = b"POST /api/open HTTP/1.1\r\ncontent-length: 999999999\r\n\r\n" + b"x" * 60_000
+BEGINNINGS = (IDLE, HALF_A_HEADER, HALF_AN_UPLOAD)
+
+
+def connect(page: Any) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", page.port), timeout=120)
+
+
+def get(page: Any, path: str = "/") -> bytes:
+    return b"GET %s HTTP/1.1\r\nhost: 127.0.0.1:%d\r\n\r\n" % (path.encode(), page.port)
+
+
+@contextlib.contextmanager
+def crowd(page: Any, count: int) -> Iterator[None]:
+    """Another process that has made so many connections, none with a complete request, and keeps them."""
+    here, there = socket.socketpair()
+    with here, there:
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+                resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+                kept = [connect(page) for _ in range(count)]
+                for link, beginning in zip(kept, itertools.cycle(BEGINNINGS), strict=False):
+                    with contextlib.suppress(OSError):  # it made room for another one
+                        link.sendall(beginning)
+                there.send(b"x")
+                there.recv(1)
+                status = 0
+            finally:
+                os._exit(status)
+        there.close()
+        try:
+            assert here.recv(1) == b"x"
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                here.send(b"x")
+            assert os.waitpid(child, 0)[1] == 0
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.fork
+@pytest.mark.skipif(sys.platform != "linux", reason="descriptors are counted as on Linux")
+def test_a_crowd_takes_neither_descriptors_nor_memory_of_the_program(
+    asker: Asker, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 2100:
+        pytest.skip("no process here may have 2 000 connections")
+    before, most = descriptors(), connections.MOST_CONNECTIONS
+    with crowd(asker.page, 2000):
+        assert descriptors() <= before + most + 2
+        (tmp_path / "own").write_text("the program opens its files")
+        assert asker.ask("/")[0] == 200 and asker.ask("/api/start")[0] == 200
+        gc.collect()
+        kept = [each for each in gc.get_objects() if type(each).__name__ == "H11Protocol"]
+        assert 0 < len(kept) <= most + 2  # each has what its connection sent
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.02)
+
+
+def is_closed(link: socket.socket) -> bool:
+    """Wait until the other end closes; what it sent before is read."""
+    try:
+        while link.recv(1 << 16):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("sends", BEGINNINGS, ids=["idle", "header", "upload"])
+def test_a_request_that_does_not_become_complete_is_dropped(asker: Asker, sends: bytes) -> None:
+    with connect(asker.page) as link:
+        link.sendall(sends)
+        assert is_closed(link)
+    with connect(asker.page) as link:  # also after one that was answered
+        link.sendall(get(asker.page) + sends)
+        assert is_closed(link)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_who_does_not_read_the_answers_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vram.web import Page
+
+    large = {"index.html": assets.Asset(b" " * (8 << 20), "text/html")}
+    monkeypatch.setattr("vram.web.server.built_page", lambda: large)
+    with Page([]) as page, connect(page) as link, pytest.raises(ConnectionError):
+        while True:
+            link.sendall(get(page))
+
+
+@pytest.mark.fork
+@pytest.mark.usefixtures("impatient")
+def test_who_has_the_token_is_not_dropped_while_it_is_answered(asker: Asker) -> None:
+    headers = f"host: 127.0.0.1:{asker.page.port}\r\nx-vram-token: {asker.page.token}\r\n"
+    with connect(asker.page) as link:
+        link.sendall(f"GET /api/live HTTP/1.1\r\n{headers}\r\n".encode())
+        assert link.recv(1)
+        with crowd(asker.page, 200):
+            told = b""
+            while told.count(b"data: ") < 20:  # one in 0.05 s
+                received = link.recv(4096)
+                assert received
+                told += received
+
+
+@pytest.mark.fork
+def test_without_a_descriptor_the_page_waits_and_says_so_once(
+    job_file: Path, built: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from vram.web import Page, server
+
+    refusals = iter(range(20))
+
+    class Exhausted(socket.socket):
+        def accept(self) -> Any:
+            if next(refusals, None) is not None:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().accept()
+
+    monkeypatch.setattr(connections, "PAUSE_SECONDS", 0.001)
+    with monkeypatch.context() as patch:
+        patch.setattr(server.socket, "socket", Exhausted)
+        page = Page([job_file])
+    with page:
+        assert Asker(page).ask("/api/start")[0] == 200
+    assert next(refusals, None) is None
+    assert [each.getMessage() for each in caplog.records] == [
+        "the page accepts no connections for 0.001 s, and fewer than 64 from now on: Too many open files"
+    ]
+
+
+def test_an_upload_that_is_aborted_leaves_no_file(asker: Asker) -> None:
+    folder = asker.page._folder_of_dropped()
+    headers = (
+        f"host: 127.0.0.1:{asker.page.port}\r\nx-vram-token: {asker.page.token}\r\ncontent-length: 99999\r\n"
+    )
+    with connect(asker.page) as link:
+        link.sendall(f"POST /api/open HTTP/1.1\r\n{headers}\r\nbegun".encode())
+        wait_until(lambda: list(folder.iterdir()) != [])
+    wait_until(lambda: list(folder.iterdir()) == [])
+    assert asker.ask("/api/start")[0] == 200
+
+
+# ---- what is served ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

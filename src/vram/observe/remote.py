@@ -5,26 +5,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import shutil
-import stat
-import tempfile
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vram.core.closing import Closing
-from vram.errors import ConfigError, DeviceError
+from vram.errors import DeviceError
 from vram.observe.recording import beside
+from vram.system.exchange import Exchange
 from vram.system.inject import OtherProcess, inject, withdraw
+from vram.trace import DEFAULT_MAX_BYTES
 
 __all__ = ["RemoteRecording", "Written"]
 
 LOOK_SECONDS = 0.05
 """How often the answer is looked for."""
 AGENT = Path(__file__).with_name("remote_agent.py")
+STATES = ("recording", "writing", "done", "failed")
+MOST_FILES = 100
+MOST_NAME = 80
+"""Maximum number of characters in the name of a device, in names of files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +55,18 @@ class RemoteRecording(Closing):
         self.notes: list[str] = []
         self._begun = False
         self._process = OtherProcess(pid)
-        self._folder = _new_folder(self.output, self._process.user)
-        self._code = self._folder / "agent.py"
+        self._folder = Exchange(self._process.identity, self.output)
         try:
-            self._code.write_text(self._agent(seconds), encoding="utf-8")
-            inject(self._process, self._code)
+            inject(self._process, self._folder, self._agent(seconds))
         except BaseException:
             self.close()
             raise
 
     def _agent(self, seconds: float | None) -> str:
         request = {
-            "folder": str(self._folder),
+            "folder": str(self._folder.path),
             "pid": self.pid,
+            "user": self._process.identity.user,
             "seconds": seconds,
             "asked_by": os.getpid(),
         }
@@ -88,11 +92,11 @@ class RemoteRecording(Closing):
         Raises DeviceError if it refused or failed, or if it has ended.
         """
         ended = self._process.has_ended()  # looked at first: its last words come before its end
-        try:
-            said: dict[str, Any] = json.loads((self._folder / "state.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            said = {}
-        self._begun |= bool(said)
+        text = self._folder.read("state.json")
+        said = _checked(text, self.pid) if text else {}
+        if said and not self._begun:
+            self._begun = True
+            self._folder.remove_code_folder()
         if said.get("state") == "failed":
             raise DeviceError(said["error"])
         if ended and said.get("state") != "done":
@@ -101,7 +105,7 @@ class RemoteRecording(Closing):
 
     def _left_behind(self) -> dict[str, Any]:
         """What a process that was killed had recorded: the files of vram's pools are complete up to then."""
-        left = sorted(path for path in self._folder.glob("*.vtrace") if path.stat().st_size)
+        left = [Path(name) for name in self._folder.names() if name.endswith(".vtrace")][:MOST_FILES]
         if not left:
             raise DeviceError(f"process {self.pid} ended before anything was written")
         note = f"process {self.pid} ended; the recording has what it did until then"
@@ -110,7 +114,7 @@ class RemoteRecording(Closing):
 
     def stop(self) -> None:
         """End the recording early; the process then writes the file."""
-        (self._folder / "stop").touch()
+        self._folder.write("stop", "")
 
     def finish(self) -> list[Written]:
         """Wait until the process has written its files, and move them to their places, the largest first."""
@@ -121,49 +125,60 @@ class RemoteRecording(Closing):
         written: list[Written] = []
         for file in files:
             path = _free_name(self.output, file["name"], [each.path for each in written])
-            _move(self._folder / Path(file["file"]).name, path)
+            self._folder.take(Path(file["file"]).name, path, DEFAULT_MAX_BYTES)
             written.append(Written(path, file["of"], file["bytes"]))
         return written
 
     def close(self) -> None:
         """Leave the process alone and remove temporary files. A recording under way ends without a file."""
-        if self._begun or self._process.has_ended():
-            shutil.rmtree(self._folder, ignore_errors=True)
-        else:
-            withdraw(self._code)
+        with self._folder, contextlib.suppress(DeviceError):  # whoever owns the folder may have removed it
+            if self._begun or self._process.has_ended():
+                self._folder.remove_code_folder()
+                self._folder.remove_folder()
+            else:
+                withdraw(self._folder)
+
+
+# ---- what the process answers -----------------------------------------------------------------------------
+
+
+def _checked(text: str, pid: int) -> dict[str, Any]:
+    """The state, which the process of another user may have written: anything else is an error."""
+    try:
+        said = json.loads(text)
+        files = [
+            {**{key: str(file[key]) for key in ("file", "of", "name")}, "bytes": _number(file["bytes"])}
+            for file in said.get("files", ())
+        ]
+        if said["state"] not in STATES or len(files) > MOST_FILES:
+            raise ValueError
+        return {
+            "state": said["state"],
+            "seconds": _number(said.get("seconds", 0.0)),
+            "error": str(said.get("error", "")),
+            "notes": [str(note) for note in said.get("notes", ())],
+            "files": files,
+        }
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        raise DeviceError(f"process {pid} answered something that vram attach does not understand") from None
+
+
+def _number(value: Any) -> Any:
+    if type(value) not in (int, float) or not 0 <= value < 2**63:
+        raise ValueError
+    return value
 
 
 # ---- files ------------------------------------------------------------------------------------------------
-
-
-def _new_folder(output: Path, user: int) -> Path:
-    """Make a folder that the process can use: beside the output, or elsewhere for another user's process."""
-    own = user == os.geteuid()
-    try:
-        folder = Path(tempfile.mkdtemp(prefix=".vram-attach-", dir=output.parent if own else None))
-    except OSError as error:
-        raise ConfigError(f"cannot write {output}: {error.strerror}") from error
-    if not own:
-        os.chown(folder, user, -1)
-    return folder
 
 
 def _free_name(output: Path, name: str, taken: list[Path]) -> Path:
     """Where a file goes: the first to the output, others to names beside it, which no other has."""
     if not taken:
         return output
+    name = re.sub(r"[^\w.:-]", "-", name)[:MOST_NAME]
     path, number = beside(output, name), 1
     while path in taken:
         number += 1
         path = beside(output, f"{name}-{number}")
     return path
-
-
-def _move(source: Path, target: Path) -> None:
-    """Move a file that a process wrote, which may be another user's: it must be a file and no link."""
-    if not stat.S_ISREG(source.lstat().st_mode):
-        raise DeviceError(f"the process did not write a file, so {target} was not written")
-    try:
-        shutil.move(source, target)
-    except OSError as error:
-        raise ConfigError(f"cannot write {target}: {error.strerror}") from error

@@ -31,7 +31,12 @@ class Refused(Exception):
 
 
 def start(request: dict[str, Any], page: int) -> None:
-    """Serve the request in a thread that Python knows; a plain one would leave a trace in `threading`."""
+    """Serve the request in a thread that Python knows; a plain one would leave a trace in `threading`.
+
+    Nothing is done in a process that has become that of another user, to whom the folder does not belong.
+    """
+    if hasattr(os, "getresuid") and set(os.getresuid()) != {request["user"]}:
+        return
     threading = sys.modules.get("threading")
     if threading is None:  # then there is neither PyTorch nor vram, and the answer is short
         serve(request, page)

@@ -59,7 +59,8 @@ def _caches() -> dict[str, str]:
 
     Kernels that were built or tuned on a null GPU must not be found by a program on a real one.
     """
-    folders = {name: cache_directory() / "null-gpu" / folder for name, folder in CACHES.items()}
+    cache = cache_directory() / "null-gpu"
+    folders = {name: cache / folder for name, folder in CACHES.items()}
     for folder in folders.values():
         folder.mkdir(parents=True, exist_ok=True)
     return {name: str(folder) for name, folder in folders.items()}

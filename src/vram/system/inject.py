@@ -13,9 +13,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from vram.errors import DeviceError
+
+from .exchange import Exchange, Identity
 
 __all__ = ["OtherProcess", "inject", "withdraw"]
 
@@ -27,8 +30,10 @@ PAGE_BYTES = 4096
 """The string that the process runs is written to a page of its own."""
 INSTEAD = "Or restart the program with vram run --record FILE"
 PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
+CODE_FILE = "agent.py"
+"""The code, in the folder that both processes use."""
 START_FILE = "start.py"
-"""The script for `sys.remote_exec`, in the folder of the code."""
+"""The script for `sys.remote_exec`, in the same folder."""
 
 
 class OtherProcess:
@@ -45,6 +50,7 @@ class OtherProcess:
         self._started = _start_time(pid)
         if self.has_ended():
             raise DeviceError(f"process {pid} has ended")
+        self.identity = Identity.of(pid)
         if sys.platform == "linux":
             self._require_access()
             self._require_python()
@@ -54,19 +60,11 @@ class OtherProcess:
         started = _start_time(self.pid)
         return started is None or started != self._started or not _exists(self.pid)
 
-    @property
-    def user(self) -> int:
-        """The user that the process runs as; the own one where the system does not tell."""
-        try:
-            return os.stat(f"/proc/{self.pid}").st_uid
-        except OSError:
-            return os.geteuid()
-
     def _require_access(self) -> None:
-        if os.geteuid() not in (0, self.user):
+        user = self.identity.user
+        if os.geteuid() not in (0, user):
             raise DeviceError(
-                f"process {self.pid} belongs to {_user_name(self.user)}; run vram attach as that user or as "
-                "root"
+                f"process {self.pid} belongs to {_user_name(user)}; run vram attach as that user or as root"
             )
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/{self.pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt"):
@@ -88,29 +86,30 @@ class OtherProcess:
             )
 
 
-def inject(process: OtherProcess, code: Path) -> None:
-    """Have `process` run the file `code` in a new thread, once its main thread runs Python code again.
+def inject(process: OtherProcess, folder: Exchange, code: str) -> None:
+    """Have `process` run `code` in a new thread, once its main thread runs Python code again.
 
     The code finds an address in its variable `page`, if it is not 0: that of a page that it should unmap.
-    Returns before the code runs. If the file is removed before, nothing runs. Raises DeviceError.
+    Returns before the code runs. If its file is removed before, nothing runs. Raises DeviceError.
     """
-    why = _inject_by_python(process, code)
+    folder.write_code(CODE_FILE, code)
+    why = _inject_by_python(process, folder)
     if why is not None:
-        _inject_by_gdb(process, code, why)
+        _inject_by_gdb(process, folder.code_path / CODE_FILE, why)
 
 
-def withdraw(code: Path) -> None:
+def withdraw(folder: Exchange) -> None:
     """Make sure that code which has not begun to run never does, and that its folder goes away.
 
     The script for `sys.remote_exec` stays until the process has run it, because the process would complain
     about a missing one.
     """
-    script = code.with_name(START_FILE)
-    if script.exists():
-        script.write_text(f"__import__('shutil').rmtree({str(code.parent)!r}, True)\n")
-        code.unlink(missing_ok=True)
+    if (folder.code_path / START_FILE).exists():
+        folder.write_code(START_FILE, f"__import__('shutil').rmtree({str(folder.path)!r}, True)\n")
+        folder.remove_code(CODE_FILE)
     else:
-        shutil.rmtree(code.parent, ignore_errors=True)
+        folder.remove_code_folder()
+        folder.remove_folder()
 
 
 # ---- the code that the main thread runs -------------------------------------------------------------------
@@ -140,17 +139,16 @@ def _reader(code: Path) -> str:
 # ---- by Python --------------------------------------------------------------------------------------------
 
 
-def _inject_by_python(process: OtherProcess, code: Path) -> str | None:
+def _inject_by_python(process: OtherProcess, folder: Exchange) -> str | None:
     """Use Python's own way. Returns None, or why it does not work here."""
     remote_exec = getattr(sys, "remote_exec", None)
     if remote_exec is None:
         return "sys.remote_exec needs Python 3.14 or later on both sides"
-    script = code.with_name(START_FILE)
-    script.write_text(_bootstrap(code, "0"))
+    folder.write_code(START_FILE, _bootstrap(folder.code_path / CODE_FILE, "0"))
     try:
-        remote_exec(process.pid, str(script))
+        remote_exec(process.pid, str(folder.code_path / START_FILE))
     except (RuntimeError, OSError) as error:  # another version of Python, forbidden, or not supported
-        script.unlink()
+        folder.remove_code(START_FILE)
         return f"sys.remote_exec failed: {error}"
     return None
 
@@ -198,10 +196,8 @@ def _inject_by_gdb(process: OtherProcess, code: Path, why: str) -> None:
             f"cannot attach to process {process.pid} without gdb ({why}). Install it, for example with "
             f"apt-get install gdb. {INSTEAD}"
         )
-    script = code.with_name("commands.gdb")
-    script.write_text(_gdb_commands(process.pid, code))
-    said = _run_gdb([gdb, "-nx", "-batch", "--readnever", *_early(SETTINGS), "-x", str(script)])
-    script.unlink(missing_ok=True)
+    command = [gdb, "-nx", "-batch", "--readnever", *_early(SETTINGS), "-x", "/dev/stdin"]
+    said = _run_gdb(command, _gdb_commands(process.pid, code))
     if QUEUED not in said:
         raise DeviceError(_why_gdb_failed(process, said))
 
@@ -221,20 +217,25 @@ def _gdb_commands(pid: int, code: Path) -> str:
     return COMMANDS.format(pid=pid, page_bytes=PAGE_BYTES, size=size, text=quoted)
 
 
-def _run_gdb(command: list[str]) -> str:
+def _run_gdb(command: list[str], commands: str) -> str:
     """Run gdb and return all it printed.
 
-    It has a session of its own: Ctrl-C must not reach it while the process is in a call that it made.
+    gdb may run as root, and its commands may start programs, so they are in a file without a name: nobody
+    else can change it. gdb has a session of its own: Ctrl-C must not reach it while the process is in a call
+    that it made.
     """
     environ = {name: os.environ[name] for name in ("HOME", "PATH", "TMPDIR") if name in os.environ}
-    gdb = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={**environ, "LC_ALL": "C"},
-        start_new_session=True,
-    )
+    with tempfile.TemporaryFile() as script:
+        script.write(commands.encode())
+        script.seek(0)
+        gdb = subprocess.Popen(
+            command,
+            stdin=script,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**environ, "LC_ALL": "C"},
+            start_new_session=True,
+        )
     with gdb:
         try:
             said, _ = gdb.communicate(timeout=GDB_SECONDS)

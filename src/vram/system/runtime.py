@@ -1,4 +1,4 @@
-"""The directory of the monitors' sockets, and whether it is safe."""
+"""The directory of the monitors' sockets, and whether directories and files are safe from other users."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from pathlib import Path
 
 from vram.errors import ConfigError
 
-__all__ = ["runtime_directories", "runtime_directory", "unsafe"]
+__all__ = ["runtime_directories", "runtime_directory", "unsafe", "writable_by_others"]
+
+NAMESPACE_USERS = Path("/proc/self/uid_map")
+OVERFLOW_USER = Path("/proc/sys/fs/overflowuid")
 
 
 def runtime_directory() -> Path:
@@ -59,3 +62,54 @@ def unsafe(path: Path) -> str:
     if found.st_uid != os.geteuid():
         return f"it belongs to user {found.st_uid}"
     return f"other users can access it (mode {found.st_mode & 0o777:o})" if found.st_mode & 0o077 else ""
+
+
+def writable_by_others(path: Path) -> str:
+    """Return why users other than this one and root could change what is at `path`; an empty string if not.
+
+    Code is loaded only from where nobody else can write. The directories above count too, because whoever can
+    write to one of them can put something else in the place of what is below.
+    """
+    real = Path(os.path.realpath(path))
+    for place in (real, *real.parents):
+        try:
+            found = place.lstat()
+        except OSError as error:
+            return f"{place}: {error.strerror}"
+        if why := _others_write(found, above=place != real):
+            return f"{place} {why}"
+    return ""
+
+
+def _others_write(found: os.stat_result, *, above: bool) -> str:
+    """Say why others can write; a directory `above` is safe if it only lets others add entries."""
+    if found.st_uid not in (os.geteuid(), 0) and not (above and found.st_uid == _unmapped_user()):
+        return f"belongs to user {found.st_uid}"
+    writers = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if not writers or (writers == stat.S_IWGRP and _is_private_group(found.st_gid)):
+        return ""
+    if above and found.st_mode & stat.S_ISVTX:
+        return ""  # as in /tmp
+    return f"can be written by other users (mode {found.st_mode & 0o7777:o})"
+
+
+def _is_private_group(group: int) -> bool:
+    """Whether only this user is in a group, as on systems where each user has one of the same name."""
+    import grp  # Windows has neither
+    import pwd
+
+    try:
+        user, found = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(group)
+    except KeyError:
+        return False
+    return found.gr_name == user and set(found.gr_mem) <= {user}
+
+
+def _unmapped_user() -> int | None:
+    """The user that the system's root appears as in a user namespace; None outside of one."""
+    try:
+        if NAMESPACE_USERS.read_text().split() != ["0", "0", str(2**32 - 1)]:
+            return int(OVERFLOW_USER.read_text())
+    except (OSError, ValueError):
+        pass
+    return None

@@ -3,6 +3,7 @@
 `ALLOCATOR` (the folder native/) is the allocator that `install()` puts into PyTorch. `THROWER` only throws
 `torch.OutOfMemoryError`; it is used where the allocator cannot be compiled. A library is made for one
 PyTorch, CUDA, Python and vram. All of these are in its name and in the file, so another one is never loaded.
+A cache in which other users can write is not used.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import functools
 import hashlib
 import logging
 import os
@@ -25,13 +27,16 @@ from typing import Any
 
 from vram.errors import DeviceError
 from vram.system.compiler import find_compiler
+from vram.system.runtime import writable_by_others
 
 __all__ = [
     *("ALLOCATOR", "THROWER", "Companion", "build_companion", "cache_directory", "load_companion", "thrower"),
 ]
 
 DIRECTORY_VARIABLE = "VRAM_TORCH_LIBRARIES"
-"""Names a directory with libraries that `vram torch build --output` made; it is searched before the cache."""
+"""Names a directory with libraries that `vram torch build --output` made; it is searched before the cache.
+
+Like PYTHONPATH, it is trusted because the user named it."""
 COMPILE_SECONDS = 600
 """Far more than a compiler needs; a longer run means that it hangs."""
 
@@ -89,7 +94,7 @@ def build_companion(torch: Any, companion: Companion, output: Path | None = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _turn(target.with_suffix(".lock")):
-            if not target.exists():
+            if not target.exists() or (output is None and writable_by_others(target)):
                 _compile(command, target)
     except OSError as error:
         raise DeviceError(f"cannot write {target}: {error.strerror}", code="failed") from error
@@ -116,14 +121,30 @@ def thrower(torch: Any) -> int:
 
 
 def cache_directory() -> Path:
-    """Return `$XDG_CACHE_HOME/vram`, created if needed, or a temporary directory if it is not writable."""
+    """Return `$XDG_CACHE_HOME/vram`, created if needed.
+
+    Returns a temporary directory, the same one in later calls, if that one is not writable or not safe.
+    """
     wanted = _cache_path()
-    try:
+    with contextlib.suppress(OSError):
         wanted.mkdir(parents=True, exist_ok=True, mode=0o700)
         if os.access(wanted, os.W_OK):
-            return wanted
-    except OSError:
-        pass
+            why = writable_by_others(wanted)
+            if not why:
+                return wanted
+            _log_unused(wanted, why)
+    return _temporary_directory()
+
+
+@functools.cache
+def _log_unused(cache: Path, why: str) -> None:
+    _log.warning(
+        "compiled libraries are not kept in %s: %s. Set XDG_CACHE_HOME to a directory of your own", cache, why
+    )
+
+
+@functools.cache
+def _temporary_directory() -> Path:
     return Path(tempfile.mkdtemp(prefix="vram-"))
 
 
@@ -142,12 +163,13 @@ def _file_name(torch: Any, companion: Companion) -> str:
 
 
 def _existing(torch: Any, companion: Companion) -> Path | None:
-    places = [Path(place) for place in (os.environ.get(DIRECTORY_VARIABLE),) if place]
-    for place in (*places, _cache_path()):
-        path = place / _file_name(torch, companion)
+    name = _file_name(torch, companion)
+    if named := os.environ.get(DIRECTORY_VARIABLE):
+        path = Path(named, name)
         if path.exists():
             return path
-    return None
+    path = _cache_path() / name
+    return path if path.exists() and not writable_by_others(path) else None
 
 
 # ---- compiling --------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from vram.system.descriptors import disown
 from vram.trace import DEFAULT_MAX_BYTES
 
 from .assets import built_page
+from .connections import Connections, limited_server
 from .recordings import Answer, Recordings
 from .sweeps import POLICIES, Sweep
 
@@ -40,6 +41,8 @@ TOKEN_BYTES = 24
 TOKEN_HEADER = b"x-vram-token"
 LIVE_SECONDS = 1.0
 """Seconds between two updates from a running process, regardless of the number of open pages."""
+BACKLOG = 1024
+"""Connections that wait until they are accepted, which takes no descriptors; see `connections`."""
 MOST_BODY = 4096
 """Maximum number of bytes that the page may send, except for a dropped file."""
 MOST_NAME = 100
@@ -98,17 +101,9 @@ class Page:
         self.port: int = self._socket.getsockname()[1]
         self._dropped: Path | None = None
         app = _application(self.recordings, live, interval, self._folder_of_dropped)
-        app = _Guard(app, self.port, self.token)
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                log_config=None,
-                log_level="critical",
-                access_log=False,
-                lifespan="off",
-                server_header=False,
-            )
-        )
+        connections = Connections()
+        app = _Guard(app, self.port, self.token, connections)
+        self._server = limited_server(uvicorn, app, connections)
         self._thread: threading.Thread | None = None
         self._opening: Path | None = None
         _pages.add(self)
@@ -204,7 +199,7 @@ def _bind(port: int) -> socket.socket:
         raise ConfigError(
             f"failed to bind port {port} on {ADDRESS}: {error}; --port 0 uses any free port"
         ) from error
-    bound.listen(128)
+    bound.listen(BACKLOG)
     return bound
 
 
@@ -214,22 +209,24 @@ def _bind(port: int) -> socket.socket:
 class _Guard:
     """Checks every request: is it meant for this server, is it from our page, and does it carry the token?"""
 
-    def __init__(self, app: Any, port: int, token: str) -> None:
+    def __init__(self, app: Any, port: int, token: str, connections: Connections) -> None:
         self._app = app
+        self._connections = connections
         self._hosts = {f"{name}:{port}".encode() for name in (ADDRESS, "localhost")}
         self._origins = {b"http://" + host for host in self._hosts}
         self._token = token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":  # no websockets here
-            if scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": 1008})
-            return
         refusal = self._refusal(scope)
-        if refusal:
-            await _answer(send, 403, {"error": refusal})
-            return
-        await self._app(scope, receive, _safely(send))
+        authorized = not refusal and self._has_token(scope)
+        with self._connections.answering(scope["client"], authorized=authorized):
+            if refusal:
+                await _answer(send, 403, {"error": refusal})
+            else:
+                await self._app(scope, receive, _safely(send))
+
+    def _has_token(self, scope: Scope) -> bool:
+        return hmac.compare_digest(dict(scope["headers"]).get(TOKEN_HEADER, b""), self._token)
 
     def _refusal(self, scope: Scope) -> str:
         headers: dict[bytes, bytes] = dict(scope["headers"])
@@ -240,9 +237,7 @@ class _Guard:
             return "requests from other sites are not allowed"
         if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin") and not _is_visit(scope):
             return "requests from other sites are not allowed"
-        if scope["path"].startswith("/api/") and not hmac.compare_digest(
-            headers.get(TOKEN_HEADER, b""), self._token
-        ):
+        if scope["path"].startswith("/api/") and not self._has_token(scope):
             return "the token is missing or wrong; open the address that vram serve printed"
         return ""
 
@@ -363,15 +358,18 @@ async def _received(request: Any, dropped: Callable[[], Path]) -> Path:
     folder = Path(tempfile.mkdtemp(dir=dropped()))
     path = folder / (name.lstrip(".")[:MOST_NAME] or "recording")
     received = 0
-    with path.open("xb") as file:
-        async for chunk in request.stream():
-            received += len(chunk)
-            if received > DEFAULT_MAX_BYTES:
-                break
-            file.write(chunk)
-    if not 0 < received <= DEFAULT_MAX_BYTES:
+    try:
+        with path.open("xb") as file:
+            async for chunk in request.stream():
+                received += len(chunk)
+                if received > DEFAULT_MAX_BYTES:
+                    break
+                file.write(chunk)
+        if not 0 < received <= DEFAULT_MAX_BYTES:
+            raise ConfigError(f"a dropped file must have 1 to {DEFAULT_MAX_BYTES} bytes")
+    except BaseException:  # also if the page disconnects
         shutil.rmtree(folder, ignore_errors=True)
-        raise ConfigError(f"a dropped file must have 1 to {DEFAULT_MAX_BYTES} bytes")
+        raise
     return path
 
 
