@@ -1,5 +1,5 @@
 // Every policy keeps what any allocator owes: memory large enough, in nobody else's hands, not reused while
-// another stream uses it, within the device; and PyTorch's does what its options say.
+// another stream uses it, within the device, whatever the sizes; and PyTorch's does what its options say.
 #include <map>
 
 #include "oracle.hpp"
@@ -8,6 +8,7 @@
 #include "replay/policies/rmm_arena.hpp"
 #include "replay/policies/rmm_pool.hpp"
 #include "replay/policies/torch_expandable.hpp"
+#include "replay/policies/vram.hpp"
 #include "replay/replay.hpp"
 #include "testing.hpp"
 
@@ -122,7 +123,8 @@ class Watched {
     used_[placement.address] = placement.size;
     live_.push_back({token, stream, placement.address});
     // Mapping whole pages may pass PyTorch's limit by less than one.
-    if (candidate_.policy->usage().reserved >= candidate_.capacity + 20 * kMiB) fault_ = "more than the device has";
+    if (candidate_.policy->usage().reserved >= candidate_.capacity + 20 * kMiB)
+      fault_ = "more than the device has";
   }
 
   void wait_for_all() {
@@ -222,6 +224,41 @@ TEST(every_policy_answers_requests_of_any_size) {
                       static_cast<unsigned long long>(capacity), static_cast<int>(seed), fault.c_str());
         CHECK(fault.empty());
       }
+    }
+  }
+}
+
+TEST(a_device_that_is_never_full_serves_more_than_any_device_has) {
+  for (const Candidate& candidate : candidates(PolicyDevice::kUnlimited)) {
+    Policy& policy = *candidate.policy;
+    for (std::uint64_t size = 128 * kGiB; size <= 64 * 1024 * kGiB; size *= 2) {
+      const Token token = policy.allocate(size + kMiB, 0, 0);
+      CHECK(token != nullptr && policy.placement(token).size >= size + kMiB);
+      policy.free(token, 0);
+    }
+  }
+}
+
+TEST(the_real_pool_answers_requests_of_any_size) {
+  for (const std::uint64_t capacity : {std::uint64_t{1}, 3 * kMiB, 5 * kGiB, std::uint64_t{1} << 62}) {
+    for (const std::uint64_t spill : {std::uint64_t{0}, 8 * kGiB}) {
+      PoolConfig config;
+      config.spill = spill;
+      VramPolicy policy(config, capacity, 5000);
+      Random random(capacity + spill);
+      std::vector<Token> live;
+      for (int step = 0; step < 300 / vram::testing::kSlowdown; ++step) {
+        if (live.empty() || random.chance(60)) {
+          const auto stream = static_cast<std::uint32_t>(random.below(3));
+          if (const Token token = policy.allocate(any_size(random), stream, 10 * step)) live.push_back(token);
+          continue;
+        }
+        std::swap(live[random.below(live.size())], live.back());
+        policy.free(live.back(), 10 * step);
+        live.pop_back();
+      }
+      std::string why;
+      CHECK(policy.check(&why));
     }
   }
 }
