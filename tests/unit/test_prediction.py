@@ -86,6 +86,15 @@ def test_what_other_allocators_need(tmp_path: Path) -> None:
     assert {each.policy for each in ranked} == {"torch", "torch-expandable", "cuda-async", "vram"}
 
 
+def test_a_request_that_failed_and_was_caught_is_not_needed(tmp_path: Path) -> None:
+    recorded(tmp_path, oom=True)
+    caught = predicted(tmp_path, result(failures=[FAILURE]))
+    assert caught.outcome == "completed"
+    assert all((each.smallest_capacity or 0) < 13 * GIB for each in caught.settings())
+    failed = predicted(tmp_path, result(outcome="failed", failures=[FAILURE], error=OUT_OF_MEMORY), status=1)
+    assert all((each.smallest_capacity or 0) >= 11 * GIB for each in failed.settings())
+
+
 def test_a_comparison_that_fails_is_a_note_and_the_prediction_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

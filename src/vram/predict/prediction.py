@@ -21,7 +21,7 @@ from vram.observe.recording import beside
 from vram.replay import Ranking, Setting, sweep
 from vram.replay.executors import FAILURES
 from vram.sizes import format_size
-from vram.trace import Action, Trace, open_trace
+from vram.trace import Action, Trace, lifetimes, open_trace
 from vram.trace.convert import convert
 
 from .gpus import GPUS, Gpu
@@ -295,8 +295,10 @@ class Prediction:
     def _sweep(self, settings: tuple[Setting, ...], progress: Show | None = None) -> Ranking:
         if self.trace is None or not self.trace.events:
             return Ranking()
+        # A program that continued without the memory of a failed request does not need it.
+        program = self.trace if self.outcome == "out of memory" else lifetimes(self.trace)
         try:
-            return sweep(self.trace, settings, progress=progress)
+            return sweep(program, settings, progress=progress)
         except FAILURES as error:  # the prediction does not depend on it
             why = str(error) or type(error).__name__
             self._untried[f"allocators could not be compared, because a replay failed: {why}"] = None
