@@ -24,7 +24,7 @@ namespace vram {
 
 namespace {
 
-constexpr std::uint64_t kRealPoolUnlimited = 256 * kGiB;
+constexpr std::uint64_t kRealPoolUnlimited = 4 * 1024 * kGiB;  // the pool serves requests of up to 1 TiB
 constexpr std::uint32_t kMostStreams = 1 << 20;
 
 // ---- settings: parsed and checked by Python ----------------------------------------------------------

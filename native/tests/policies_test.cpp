@@ -1,5 +1,5 @@
 // Every policy keeps what any allocator owes: memory large enough, in nobody else's hands, not reused while
-// another stream uses it, within the device; and PyTorch's does what its options say.
+// another stream uses it, within the device, whatever the sizes; and PyTorch's does what its options say.
 #include <map>
 
 #include "oracle.hpp"
@@ -8,6 +8,7 @@
 #include "replay/policies/rmm_arena.hpp"
 #include "replay/policies/rmm_pool.hpp"
 #include "replay/policies/torch_expandable.hpp"
+#include "replay/policies/vram.hpp"
 #include "replay/replay.hpp"
 #include "testing.hpp"
 
@@ -21,18 +22,20 @@ constexpr std::uint64_t kCapacity = 512 * kMiB;
 struct Candidate {
   const char* name;
   std::unique_ptr<Policy> policy;
-  bool waits;  // keeps memory that another stream uses away from everybody
+  bool waits;                          // keeps memory that another stream uses away from everybody
+  std::uint64_t capacity = kCapacity;  // of its device
 };
 
-std::vector<Candidate> candidates() {
+// Every policy on a device of `capacity` bytes, or on one that is never full.
+std::vector<Candidate> candidates(std::uint64_t capacity = kCapacity) {
   TorchConfig plain;
-  plain.allowed = kCapacity;
+  if (capacity != PolicyDevice::kUnlimited) plain.allowed = capacity;
   TorchConfig tuned = plain;
   tuned.max_split_size = 32 * kMiB;
   tuned.garbage_collection_threshold = 0.5;
   tuned.roundup_power2_divisions.fill(4);
   const PolicyDevice unlimited(PolicyDevice::kUnlimited);
-  const PolicyDevice device(kCapacity);
+  const PolicyDevice device(std::min(capacity, PolicyDevice::kUnlimited));
   std::vector<Candidate> all;
   all.push_back({"torch", std::make_unique<TorchPolicy>(plain, unlimited), true});
   all.push_back({"torch, tuned", std::make_unique<TorchPolicy>(tuned, unlimited), true});
@@ -41,6 +44,7 @@ std::vector<Candidate> candidates() {
   all.push_back({"bfc", std::make_unique<BfcPolicy>(BfcConfig{true, true}, device), true});
   all.push_back({"rmm-pool", std::make_unique<RmmPoolPolicy>(RmmPoolConfig{}, device), true});
   all.push_back({"rmm-arena", std::make_unique<RmmArenaPolicy>(device), true});
+  for (Candidate& each : all) each.capacity = capacity;
   return all;
 }
 
@@ -51,10 +55,28 @@ std::uint64_t some_size(Random& random) {
   return random.chance(50) ? random.of(kEdges) : random.below(std::uint64_t{1} << random.below(27));
 }
 
+// From 0 to 2^64 - 1: every power of two is as likely, and its neighbours and multiples of 512 among them.
+std::uint64_t any_size(Random& random) {
+  const std::uint64_t power = std::uint64_t{1} << random.below(64);
+  switch (random.below(4)) {
+    case 0:
+      return power - 1;
+    case 1:
+      return power;
+    case 2:
+      return power + random.below(power) / 512 * 512;
+    default:
+      return power + random.below(power);
+  }
+}
+
 // A program at random, and the addresses in use as the policy must respect them.
 class Watched {
  public:
-  Watched(const Candidate& candidate, std::uint64_t seed) : candidate_(candidate), random_(seed) {}
+  using Sizes = std::uint64_t (*)(Random&);
+
+  Watched(const Candidate& candidate, std::uint64_t seed, Sizes sizes = some_size)
+      : candidate_(candidate), random_(seed), sizes_(sizes) {}
 
   // Empty, or what went wrong.
   std::string run(int steps) {
@@ -85,7 +107,7 @@ class Watched {
   };
 
   void allocate() {
-    const std::uint64_t size = some_size(random_);
+    const std::uint64_t size = sizes_(random_);
     const auto stream = static_cast<std::uint32_t>(random_.below(3));
     const Token token = candidate_.policy->allocate(size, stream, 0);
     // A policy that ran out, even for a moment, may have waited for all other streams.
@@ -101,7 +123,8 @@ class Watched {
     used_[placement.address] = placement.size;
     live_.push_back({token, stream, placement.address});
     // Mapping whole pages may pass PyTorch's limit by less than one.
-    if (candidate_.policy->usage().reserved >= kCapacity + 20 * kMiB) fault_ = "more than the device has";
+    if (candidate_.policy->usage().reserved >= candidate_.capacity + 20 * kMiB)
+      fault_ = "more than the device has";
   }
 
   void wait_for_all() {
@@ -138,6 +161,7 @@ class Watched {
 
   const Candidate& candidate_;
   Random random_;
+  Sizes sizes_;
   std::vector<Live> live_;
   std::vector<std::pair<Ticket, Address>> pending_;
   std::map<Address, std::uint64_t> used_;
@@ -185,6 +209,56 @@ TEST(no_policy_hands_memory_out_twice) {
       if (!fault.empty())
         std::printf("%s, seed %d: %s\n", candidate.name, static_cast<int>(seed), fault.c_str());
       CHECK(fault.empty());
+    }
+  }
+}
+
+TEST(every_policy_answers_requests_of_any_size) {
+  for (const std::uint64_t capacity : {std::uint64_t{1}, 3 * kMiB, 139 * kGiB, 20 * 1024 * kGiB,
+                                       PolicyDevice::kUnlimited - 1, PolicyDevice::kUnlimited}) {
+    for (std::uint64_t seed = 1; seed <= 20 / vram::testing::kSlowdown; ++seed) {
+      for (const Candidate& candidate : candidates(capacity)) {
+        const std::string fault = Watched(candidate, seed, any_size).run(1000);
+        if (!fault.empty())
+          std::printf("%s, %llu bytes, seed %d: %s\n", candidate.name,
+                      static_cast<unsigned long long>(capacity), static_cast<int>(seed), fault.c_str());
+        CHECK(fault.empty());
+      }
+    }
+  }
+}
+
+TEST(a_device_that_is_never_full_serves_more_than_any_device_has) {
+  for (const Candidate& candidate : candidates(PolicyDevice::kUnlimited)) {
+    Policy& policy = *candidate.policy;
+    for (std::uint64_t size = 128 * kGiB; size <= 64 * 1024 * kGiB; size *= 2) {
+      const Token token = policy.allocate(size + kMiB, 0, 0);
+      CHECK(token != nullptr && policy.placement(token).size >= size + kMiB);
+      policy.free(token, 0);
+    }
+  }
+}
+
+TEST(the_real_pool_answers_requests_of_any_size) {
+  for (const std::uint64_t capacity : {std::uint64_t{1}, 3 * kMiB, 5 * kGiB, std::uint64_t{1} << 62}) {
+    for (const std::uint64_t spill : {std::uint64_t{0}, 8 * kGiB}) {
+      PoolConfig config;
+      config.spill = spill;
+      VramPolicy policy(config, capacity, 5000);
+      Random random(capacity + spill);
+      std::vector<Token> live;
+      for (int step = 0; step < 300 / vram::testing::kSlowdown; ++step) {
+        if (live.empty() || random.chance(60)) {
+          const auto stream = static_cast<std::uint32_t>(random.below(3));
+          if (const Token token = policy.allocate(any_size(random), stream, 10 * step)) live.push_back(token);
+          continue;
+        }
+        std::swap(live[random.below(live.size())], live.back());
+        policy.free(live.back(), 10 * step);
+        live.pop_back();
+      }
+      std::string why;
+      CHECK(policy.check(&why));
     }
   }
 }

@@ -149,6 +149,19 @@ def test_an_error_that_the_program_handles_does_not_count(script: Any) -> None:
     assert [each.caught for each in found.failures] == [True, True]
 
 
+@pytest.mark.parametrize("caught", [False, True])
+def test_a_request_that_no_gpu_can_serve_is_compared_like_any_other(script: Any, caught: bool) -> None:
+    request = "torch.empty(256 << 30, dtype=torch.uint8, device='cuda')"
+    handled = f"try:\n    {request}\nexcept torch.OutOfMemoryError:\n    pass\n"
+    begin = "import torch\nkept = torch.zeros(1 << 20, device='cuda')\n"
+    found = predict(script(begin + (handled if caught else request)))
+    assert found.outcome == ("completed" if caught else "out of memory")
+    assert [each.size for each in found.failures] == [256 * GIB]
+    settings = found.to_json()["settings"]
+    assert {each["policy"] for each in settings} == {"torch", "torch-expandable", "cuda-async", "vram"}
+    assert all((each["smallest_capacity"] < GIB) == caught for each in settings)
+
+
 def test_a_program_that_fails_has_its_traceback_and_what_was_known(script: Any, tmp_path: Path) -> None:
     path = script("import torch\nkept = torch.zeros(64 << 20, device='cuda')\nraise ValueError('mine')\n")
     with (tmp_path / "errors").open("w") as errors:

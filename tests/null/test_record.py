@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import vram
+from vram.analysis import merge
 from vram.predict.environment import cuda_of_torch
 from vram.trace import Action, find_steps
 
@@ -154,3 +155,39 @@ events = torch.cuda.memory._snapshot()["device_traces"][0]
 assert [each["size"] for each in events if each["action"] == "alloc"] == [3 << 20, 5 << 20]
 """
     watch(tmp_path, watched)
+
+
+def test_reading_pytorchs_history_imports_nothing(tmp_path: Path) -> None:
+    """PyTorch would import torch._inductor to resolve stacks: in the thread of the recording, at any time."""
+    program = "import sys, vram.torch\nwatched = vram.torch.watch('run.vtrace')\n" + PLAIN
+    watch(tmp_path, program + "watched.flush()\nassert 'torch._inductor' not in sys.modules\n")
+
+
+RANK = """
+import os, torch
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+torch.distributed.init_process_group("gloo")
+kept = torch.empty(int(os.environ["RANK"]) + 3 << 20, dtype=torch.uint8, device="cuda")
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_ranks_of_torchrun_have_a_file_each_which_merge_compares(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(RANK)
+    vram_run = ["-m", "vram", "run"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, *vram_run, "--null-gpu", "h200:2", "--", sys.executable, *torchrun]
+    ended = subprocess.run(
+        [*command, *vram_run, "--record", "run.vtrace", "train.py"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert ended.returncode == 0, ended.stderr
+    files = sorted(tmp_path.glob("run.rank-*.vtrace"))
+    assert [file.name for file in files] == ["run.rank-0.vtrace", "run.rank-1.vtrace"]
+    merged = merge([vram.open(file) for file in files])
+    assert {rank.name: rank.peak_allocated >> 20 for rank in merged.ranks} == {"rank 0": 3, "rank 1": 4}

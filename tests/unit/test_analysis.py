@@ -28,10 +28,10 @@ from vram.analysis import (
     write_table,
 )
 from vram.analysis.explanation import Remedy
-from vram.analysis.groups import stack_labels
+from vram.analysis.groups import holders, stack_labels
 from vram.analysis.idle import _segment_of
 from vram.analysis.places import place_of
-from vram.core.verdict import VERDICTS, Account, judge_moment, judge_request
+from vram.core.verdict import VERDICTS, Account, judge_limits, judge_moment, judge_request
 from vram.errors import ConfigError
 from vram.sizes import format_size, parse_size
 from vram.trace import (
@@ -213,28 +213,58 @@ def test_the_recorded_fragmentation_is_found_with_its_bytes() -> None:
     assert (exact.verdict, exact.capacity.known, exact.capacity.bytes) == ("fragmentation", True, 13400 * MIB)
 
 
-@pytest.mark.parametrize("capacity", [None, "9000MiB"])
-def test_the_recorded_true_demand_is_found_with_its_bytes(capacity: str | None) -> None:
+@pytest.mark.parametrize(
+    ("capacity", "verdict"), [(None, "true-demand or fragmentation"), ("9000MiB", "true-demand")]
+)
+def test_the_recorded_true_demand_is_found_with_its_bytes(capacity: str | None, verdict: str) -> None:
     found = explain(recorded("oom_gpt2_train_9000"), capacity=capacity)
-    assert found.verdict == "true-demand"
+    assert found.verdict == verdict
     assert found.request is not None and found.request.needed == 1572 * MIB
     assert found.account.allocated // MIB == 8089
     assert sum(found.account.parts().values()) == found.account.device
     assert found.account.device == found.account.reserved + found.request.device_free  # type: ignore[operator]
 
 
-def test_a_limit_that_is_not_recorded_leaves_a_doubt_that_is_said() -> None:
-    found = explain(recorded("oom_gpt2_train_9000"))
-    assert not found.capacity.known
-    assert "The limit is not in the recording" in found.text
-    assert "With a limit of 9.43 GiB or more the verdict would be fragmentation" in found.text
-    assert "verdict would be" not in explain(recorded("oom_gpt2_train_9000"), capacity="9000MiB").text
+def test_a_verdict_that_depends_on_an_unknown_limit_says_from_where_each_holds() -> None:
+    trace = recorded("oom_gpt2_train_9000")
+    found = explain(trace)
+    low, high = found.verdicts
+    assert [low.verdict, high.verdict] == ["true-demand", "fragmentation"]
+    assert (low.least, high.below) == (found.capacity.bytes, found.capacity.below)
+    assert low.below == high.least and format_size(high.least or 0) == "9.43 GiB"
+    assert found.reason.endswith("true-demand if it was below 9.43 GiB, fragmentation from 9.43 GiB on.")
+    assert "PyTorch's error message has it" in found.text and "--capacity" in found.text
+    assert found.to_json()["verdicts"][1]["verdict"] == "fragmentation"
+    for possible in found.verdicts:
+        assert possible.least is not None and possible.below is not None
+        for limit in (possible.least, (possible.least + possible.below) // 2, possible.below - 1):
+            assert explain(trace, capacity=limit).verdict == possible.verdict
+    advice = [remedy.what for remedy in found.remedies if remedy.what.startswith("if the limit was")]
+    assert [each.partition(", ")[2][:9] for each in advice] == ["use less ", "reduce fr"]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_verdicts_for_a_range_of_limits_are_those_of_each_limit(seed: int) -> None:
+    choose = random.Random(seed)
+    parts = [choose.choice([0, choose.randrange(100)]) for _ in range(5)]
+    account = Account(*parts, unused=choose.randrange(20), withheld=500, limit=0)
+    account = replace(account, limit=account.usable)
+    asked = account.unused + 1 + choose.randrange(100)
+    needed = asked + choose.choice([0, 3])
+    below = account.reserved + needed
+    found = judge_limits(account, asked, needed, below)
+    assert (found[0].least, found[-1].below) == (account.usable, below)
+    for limit in range(account.usable, below):
+        (held,) = [each.verdict for each in found if (each.least or 0) <= limit < (each.below or 0)]
+        exact = replace(account, unused=limit - account.reserved, limit=limit)
+        assert held == judge_request(exact, asked, needed), limit
 
 
 @pytest.mark.parametrize(
     ("capacity", "why"),
     [
-        ("8GiB", "8.06 GiB were reserved"),
+        ("8GiB", "8.09 GiB were reserved"),
+        ("8270MiB", "8.09 GiB were reserved"),  # above what was reserved when the request failed
         ("20GiB", "with 9.59 GiB the request would have been served"),
     ],
 )
@@ -347,6 +377,21 @@ def test_an_out_of_memory_in_the_middle_is_read_as_well_as_one_at_the_end(job: A
                 survived.free(piece.address)
     survived.empty_cache()
     assert explain(survived.trace()).account == explain(ended.trace()).account
+
+
+def test_a_capacity_below_what_was_reserved_at_any_time_is_not_used() -> None:
+    grown = fragmented()
+    grown.empty_cache()
+    for held in list(grown.held):
+        for piece in list(held.pieces):
+            if piece.state == "active_allocated":
+                grown.free(piece.address)
+    grown.empty_cache()
+    grown.alloc(10 * GIB)
+    for trace in (grown.trace(), replace(grown.trace(), settings={})):
+        assert "10 GiB were reserved" in explain(trace, "oom", capacity="9GiB").text
+        assert "10 GiB were reserved" in explain(trace, "peak", capacity="9GiB").text
+    assert "contradicts" not in explain(grown.trace(), "peak", capacity="10GiB").text
 
 
 def test_a_known_device_shows_what_others_hold() -> None:
@@ -537,9 +582,9 @@ def test_stacks_that_differ_have_labels_that_differ() -> None:
     for name in ("oom_gpt2_train_9000", "oom_llama_varlen_ckpt_13400", "resnet_multiscale"):
         groups = explain(recorded(name)).holders["stack"]
         assert len({group.label for group in groups}) == len(groups)
-    apart = stack_labels([[frame(1), frame(2), frame(9)], [frame(1), frame(3), frame(9)], []])
+    apart = stack_labels([[frame(1), frame(2), frame(9)], [frame(1), frame(3), frame(9)], []], "(none)")
     named = [f"a.py:1 f ← a.py:{line} f ← a.py:1 f" for line in (2, 3)]
-    assert apart == [*named, "(no Python stack, as in a backward pass)"]
+    assert apart == [*named, "(none)"]
 
 
 def test_labels_have_calls_of_the_framework_only_where_no_other_differs() -> None:
@@ -584,7 +629,85 @@ def test_a_moment_that_is_not_there_says_which_are(at: str, words: str) -> None:
 def test_a_recording_that_is_not_whole_says_so() -> None:
     text = explain(replace(fragmented().trace(), dropped=12, truncated=True)).text
     assert "The recording dropped 12 events" in text and "was truncated" in text
-    assert "lost" not in explain(fragmented().trace()).text
+    assert "dropped" not in explain(fragmented().trace()).text
+
+
+def test_a_ring_that_overflowed_is_not_a_whole_recording() -> None:
+    job = Job()
+    kept = job.alloc(GIB)
+    begun = len(job.events)
+    job.free(job.alloc(MIB))
+    assert kept
+    found = explain(job.trace(since=begun))
+    heading = found.to_json()["trace"]
+    assert (heading["dropped"], heading["complete"]) == (1, False)
+    assert "The recording dropped 1 event or more" in found.text
+    whole = explain(job.trace()).to_json()["trace"]
+    assert (whole["dropped"], whole["complete"]) == (0, True)
+    ring = explain(recorded("llm_serve"))
+    assert ring.trace.dropped and "allocated before the first event" in ring.text
+
+
+def test_memory_from_before_the_recording_is_not_taken_for_a_backward_pass() -> None:
+    job = Job()
+    early = job.alloc(GIB)
+    begun = len(job.events)
+    job.alloc(2 * GIB)
+    job.alloc(3 * GIB)
+    job.events[-1]["frames"] = []  # as in a thread that runs no Python
+    event = len(job.events) - begun - 1
+    job.free(early)
+    trace = job.trace(since=begun)
+    earlier, unknown = "(allocated before the recording)", "(no Python stack)"
+    for by in ("stack", "line", "module"):
+        held = {each["group"]: each["bytes"] for each in summary(trace, by, event).to_pylist()}
+        assert held[earlier] == GIB and held[unknown] == 3 * GIB, by
+    tree = holders(trace, memory_at(trace, event).blocks(), "stream")
+    assert {earlier, unknown} < set(tree.children["stream 0"].children)
+    for by in ("step", "tag"):
+        held = {each["group"]: each["bytes"] for each in summary(trace, by, event).to_pylist()}
+        assert held[earlier] == GIB, by
+
+
+def test_memory_without_a_stack_may_be_of_a_backward_pass_where_there_was_one() -> None:
+    job = Job()
+    job.alloc(GIB)
+    job.events[-1]["frames"] = [
+        {"filename": "site-packages/torch/autograd/__init__.py", "line": 1, "name": "backward"}
+    ]
+    job.alloc(2 * GIB)
+    job.events[-1]["frames"] = []
+    assert explain(job.trace()).holders["stack"][0].label == "(no Python stack, as in a backward pass)"
+
+
+@pytest.mark.parametrize("power", [38, 42, 46, 50])
+def test_a_request_of_any_size_is_explained(power: int) -> None:
+    pytest.importorskip("vram._native")
+    job = demanding()
+    job.out_of_memory(1 << power, device_free=512 * MIB)
+    found = explain(job.trace())
+    assert found.verdict == "true-demand"
+    tried = {each.setting: each for each in found.remedies if each.evidence}
+    assert all(each.fits is False for each in tried.values())
+    needs = tried["PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"].needs
+    assert needs is not None and 0 <= needs - (1 << power) - 7 * GIB < 64 * MIB  # whole pages
+
+
+def test_a_replay_that_fails_costs_only_its_own_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("vram._native")
+    import vram.replay
+
+    def failing(program: Any, policy: str = "vram", **options: Any) -> Any:
+        if policy != "torch-expandable":
+            raise MemoryError("no memory for it")
+        return replay(program, policy, **options)
+
+    replay = vram.replay.replay
+    monkeypatch.setattr(vram.replay, "replay", failing)
+    found = explain(fragmented().trace())
+    assert found.verdict == "fragmentation"
+    assert len([each for each in found.remedies if "no memory for it" in each.what]) == 2
+    assert [each.fits for each in found.remedies if "expandable" in each.setting] == [True]
 
 
 def test_an_empty_recording_has_no_moment() -> None:

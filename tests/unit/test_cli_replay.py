@@ -87,7 +87,14 @@ def test_json_of_one_file_is_one_object(fake: Any, vram_command: Any) -> None:
     assert (code, err) == (0, "")
     document = json.loads(out)
     assert list(document) == ["trace", "policies", "recorded"]
-    heading = {"source": SMALL, "device": 0, "events": 1152, "dropped": 0, "truncated": False}
+    heading = {
+        "source": SMALL,
+        "device": 0,
+        "events": 1152,
+        "dropped": 0,
+        "complete": True,
+        "truncated": False,
+    }
     assert document["trace"] == {**heading, "peak_allocated": 10_120_245_760}
     assert [list(policy) for policy in document["policies"]] == [POLICY_KEYS] * 4
     assert document["policies"][0]["ratio"] == 1.01

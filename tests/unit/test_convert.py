@@ -203,10 +203,7 @@ def test_a_snapshot_without_events_says_who_holds_its_blocks() -> None:
 
 
 def test_a_stack_nobody_recorded_is_named_so() -> None:
-    assert (
-        written(small((Action.ALLOC, 512, 1000, 0, 0)), "folded")
-        == b"(no Python stack, as in a backward pass) 1024\n"
-    )
+    assert written(small((Action.ALLOC, 512, 1000, 0, 0)), "folded") == b"(no Python stack) 1024\n"
 
 
 @pytest.mark.parametrize("to", FORMATS)

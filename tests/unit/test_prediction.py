@@ -74,7 +74,7 @@ def test_places_are_seen_from_the_current_folder(tmp_path: Path, monkeypatch: py
     job.save(tmp_path / "1.pickle")
     assert [group.label for group in predicted(tmp_path).holders()] == [
         "my.py:3 step",
-        "(no Python stack, as in a backward pass)",
+        "(no Python stack)",
     ]
 
 
@@ -84,6 +84,28 @@ def test_what_other_allocators_need(tmp_path: Path) -> None:
     needed = {(each.policy, *each.conf): each.smallest_capacity for each in ranked}
     assert needed["vram",] is not None and needed["vram",] < 10 * GIB
     assert {each.policy for each in ranked} == {"torch", "torch-expandable", "cuda-async", "vram"}
+
+
+def test_a_request_that_failed_and_was_caught_is_not_needed(tmp_path: Path) -> None:
+    recorded(tmp_path, oom=True)
+    caught = predicted(tmp_path, result(failures=[FAILURE]))
+    assert caught.outcome == "completed"
+    assert all((each.smallest_capacity or 0) < 13 * GIB for each in caught.settings())
+    failed = predicted(tmp_path, result(outcome="failed", failures=[FAILURE], error=OUT_OF_MEMORY), status=1)
+    assert all((each.smallest_capacity or 0) >= 11 * GIB for each in failed.settings())
+
+
+def test_a_comparison_that_fails_is_a_note_and_the_prediction_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_given: object, **_options: object) -> None:
+        raise MemoryError("no memory for it")
+
+    monkeypatch.setattr("vram.predict.prediction.sweep", failing)
+    recorded(tmp_path)
+    document = predicted(tmp_path).to_json()
+    assert document["fits"] and document["settings"] == []
+    assert any("no memory for it" in note for note in document["notes"])
 
 
 def test_a_program_that_ran_out_of_memory(tmp_path: Path) -> None:

@@ -428,6 +428,16 @@ def test_a_recording_is_a_number_of_the_table(asker: Asker, file: str) -> None:
         "level?file=0&axis=time&low=0&high=1&by=colour",
         "moment?file=0&event=99999",
         "moment?file=0&event=-2",
+        "moment?file=0&event=-1",
+        "moment?file=0&event=1_0",
+        "moment?file=0&event=%20%D9%A1",
+        "why?file=0&event=-1",
+        "holders?file=0&event=-1",
+        "holders?file=0&event=0&against=-1",
+        "holders?file=0&event=0&against=0&against_file=-1",
+        "level?file=0&axis=time&low=0&high=1&columns=many",
+        "bands?file=0&low=0&high=1&most=1e3",
+        "events?file=0&first=0&count=",
         "nothing?file=0",
         "holders?file=0&event=0&by=weekday",
         "bands?file=0",
@@ -519,6 +529,16 @@ def test_events_are_listed_with_their_places(asker: Asker) -> None:
     assert [each["size"] for each in listed] == list(trace.size[1:4])
     assert all(each["label"] for each in listed)
     assert len(asker.ask("/api/events?file=0&first=-5&count=900")[1]["events"]) == trace.events
+
+
+def test_a_failed_request_has_no_address(asker: Asker) -> None:
+    trace = small_job().trace()
+    listed = asker.ask("/api/events?file=0&first=0&count=500")[1]["events"]
+    failed = [each for each in listed if each["action"] == "oom"]
+    assert failed
+    for each in failed:
+        assert (each["address"], each["device_free"]) == ("", trace.address[each["event"]])
+    assert all(each["address"].startswith("0x") for each in listed if each not in failed)
 
 
 def test_an_index_has_a_line_for_each_recording(asker: Asker) -> None:

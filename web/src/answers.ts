@@ -51,7 +51,7 @@ export interface Segment {
 
 export interface EventAnswer {
   action: string; address: string; size: number; stream: string; time_us: number; stack: number;
-  tag: string; step: number | null;
+  tag: string; step: number | null; device_free?: number | null;
 }
 
 export interface ListedEvent extends EventAnswer { event: number; label: string }

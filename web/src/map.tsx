@@ -91,7 +91,7 @@ function Events() {
           {rows.filter((each) => stream === null || each.stream === stream || each.event === event).map((each) => (
             <tr key={each.event} aria-selected={each.event === event} onClick={() => void choose(each.event)}>
               <td class="number"><button type="button" class="link">{count(each.event)}</button></td><td>{each.action.replaceAll("_", " ")}</td>
-              <td class="number">{size(each.size)}</td><td class="mono">{each.address}</td><td>{each.stream}</td><td class="what">{functionFirst(each.label)}</td>
+              <td class="number">{size(each.size)}</td><td class="mono">{each.address || free(each)}</td><td>{each.stream}</td><td class="what">{functionFirst(each.label)}</td>
             </tr>
           ))}
         </tbody>
@@ -292,6 +292,11 @@ function find(layout: Layout, x: number, y: number): Hit | null {
     return { segment: run.segment, offset, piece: null, free: (piece ? piece[0] : run.segment.size) - start };
   }
   return null;
+}
+
+/** What a failed request has in place of an address. */
+function free(event: ListedEvent): string {
+  return event.device_free === undefined || event.device_free === null ? "" : `${size(event.device_free)} free`;
 }
 
 function hex(address: string, offset: number): string {

@@ -48,7 +48,7 @@ bool BfcPolicy::extend(std::uint64_t size) {
   PolicyBlock block;
   block.size = std::min(region_, available);
   if (!device_.allocate(block.size, &block.address)) return false;
-  if (!enlarged) region_ *= 2;
+  if (!enlarged) region_ = std::min(region_ * 2, PolicyDevice::kUnlimited);
   free_.insert(blocks_.add(block));
   return true;
 }

@@ -18,7 +18,7 @@ bool PolicyDevice::grow(std::uint64_t bytes) {
 
 bool PolicyDevice::allocate(std::uint64_t bytes, Address* address) {
   ++calls_;
-  if (lowest_ < bytes + kStride || !grow(bytes)) return false;
+  if (!has_addresses(bytes, kStride) || !grow(bytes)) return false;
   us_ += prices::plain(bytes) * prices::kReserveShare;
   *address = place(bytes);
   held_.emplace(*address, bytes);
@@ -51,7 +51,12 @@ void PolicyDevice::unmap(std::uint64_t bytes, std::uint64_t page) {
   reserved_ -= bytes;
 }
 
+bool PolicyDevice::has_addresses(std::uint64_t bytes, std::uint64_t alignment) const {
+  return bytes < lowest_ && alignment <= lowest_ - bytes;
+}
+
 Address PolicyDevice::reserve_addresses(std::uint64_t bytes, std::uint64_t alignment) {
+  if (!has_addresses(bytes, alignment)) return 0;
   lowest_ = (lowest_ - bytes) / alignment * alignment;
   return lowest_;
 }

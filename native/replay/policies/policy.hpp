@@ -45,7 +45,7 @@ class PolicyDevice {
   void unmap(std::uint64_t bytes, std::uint64_t page);
   // More of a range that is assumed to have been allocated in one call at the beginning.
   bool extend(std::uint64_t bytes) { return grow(bytes); }
-  // A range of addresses without memory.
+  // A range of addresses without memory; 0 if there is none of that size.
   Address reserve_addresses(std::uint64_t bytes, std::uint64_t alignment);
 
   std::uint64_t capacity() const { return capacity_; }
@@ -58,6 +58,7 @@ class PolicyDevice {
 
  private:
   bool grow(std::uint64_t bytes);
+  bool has_addresses(std::uint64_t bytes, std::uint64_t alignment) const;
   Address place(std::uint64_t bytes);
   // The next recorded address, or 0 if the recording no longer matches.
   Address follow(std::uint64_t bytes);

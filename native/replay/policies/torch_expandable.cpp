@@ -22,10 +22,11 @@ std::uint64_t TorchExpandablePolicy::page(bool small) const {
   return small ? kSmallPage : config_.large_segment;
 }
 
-std::uint64_t TorchExpandablePolicy::address_space() const {
+// A request that is allowed fits into its range: a device without a limit is larger than any request.
+std::uint64_t TorchExpandablePolicy::address_space(const Request& request) const {
   const std::uint64_t device =
       std::clamp(config_.allowed.value_or(kLikelyDevice), kLikelyDevice, kLargestDevice);
-  return device + device / 8;
+  return std::max(device + device / 8, request.size);
 }
 
 bool TorchExpandablePolicy::should_split(const PolicyBlock& block, std::uint64_t size) const {
@@ -46,6 +47,7 @@ PolicyBlock* TorchExpandablePolicy::grow(const Request& request) {
   // The limit applies to a plain segment, not to the missing pages.
   if (!is_allowed(segment_size(request.size))) return nullptr;
   PolicyBlock* block = find_room(request);
+  if (block == nullptr) return nullptr;
   if (!block->mapped && !map(block, std::min(block->size, request.size))) return nullptr;
   while (block->size < request.size) {
     PolicyBlock* behind = block->next;
@@ -66,13 +68,15 @@ PolicyBlock* TorchExpandablePolicy::find_room(const Request& request) {
       room += block->size;
     if (room >= request.size) return first;
   }
-  return add_segment(request.pool);
+  return add_segment(request);
 }
 
-PolicyBlock* TorchExpandablePolicy::add_segment(Pool& pool) {
+PolicyBlock* TorchExpandablePolicy::add_segment(const Request& request) {
+  Pool& pool = request.pool;
   PolicyBlock block;
-  block.size = round_up(address_space(), page(pool.small));
+  block.size = round_up(address_space(request), page(pool.small));
   block.address = device_.reserve_addresses(block.size, page(pool.small));
+  if (block.address == 0) return nullptr;
   block.stream = pool.stream;
   block.small = pool.small;
   block.mapped = false;

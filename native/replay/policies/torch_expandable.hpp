@@ -16,15 +16,15 @@ class TorchExpandablePolicy : public TorchPolicy {
   bool should_split(const PolicyBlock& block, std::uint64_t size) const override;
   void release_free_blocks(Pool& pool) override;
 
-  // The lowest free addresses with space for the request, with or without memory.
+  // The lowest free addresses with space for the request, with or without memory; nullptr if there are none.
   PolicyBlock* find_room(const Request& request);
-  PolicyBlock* add_segment(Pool& pool);
+  PolicyBlock* add_segment(const Request& request);
   // Backs the first `size` bytes of a block with memory, in whole pages, and merges it with free neighbors.
   bool map(PolicyBlock* block, std::uint64_t size);
   // Releases the memory of every page that is completely inside the block.
   void unmap(PolicyBlock* block);
   std::uint64_t page(bool small) const;
-  std::uint64_t address_space() const;
+  std::uint64_t address_space(const Request& request) const;
 };
 
 }  // namespace vram

@@ -11,7 +11,8 @@ from typing import Any
 
 from vram.arguments import require
 from vram.errors import ConfigError
-from vram.trace import Trace, allocations
+from vram.trace import BEFORE, Trace, allocations
+from vram.trace.model import EARLIER, EMPTY_STACK
 
 from .columns import Column, column, numpy
 from .groups import label_of, place_name
@@ -104,24 +105,34 @@ def split_allocations(trace: Trace, made: Allocations, by: str) -> Split:
     elif by == "stream":
         names, numbers = list(trace.streams), made.stream
     elif by == "stack":
-        names, numbers = [stack or None for stack in range(len(trace.stacks))], made.stack
+        names, numbers = (
+            [*(stack or None for stack in range(len(trace.stacks))), EARLIER],
+            _stacks(trace, made),
+        )
     else:
-        names = [place_name(trace, by, stack) for stack in range(len(trace.stacks))]
-        numbers = made.stack
+        names = [*(place_name(trace, by, stack) for stack in range(len(trace.stacks))), EARLIER]
+        numbers = _stacks(trace, made)
     keys: list[Any] = list(dict.fromkeys(names))
     places = {key: place for place, key in enumerate(keys)}
     found = np.array([places[name] for name in names], np.int64)
     return Split(tuple(label_of(trace, by, key) for key in keys), tuple(keys), found[numbers])
 
 
+def _stacks(trace: Trace, made: Allocations) -> Column:
+    """The stack of each allocation; one past the last for those that were made before the recording."""
+    earlier = (made.start == BEFORE) & (made.stack == EMPTY_STACK) & bool(trace.events)
+    return numpy().where(earlier, len(trace.stacks), made.stack)
+
+
 def _tags(trace: Trace, made: Allocations) -> tuple[list[Any], Column]:
     """The tag of each allocation, else the phase in which it was made."""
     np = numpy()
     phases = Phases(trace)
-    names: list[Any] = [None, *trace.tags[1:], None, *phases.names]
+    names: list[Any] = [None, *trace.tags[1:], None, *phases.names, EARLIER]
     recorded = made.start >= 0
     times = column(trace, "time_us")
     when = times[np.maximum(made.start, 0)] if trace.events else np.zeros(len(made), np.int64)
     phase = np.searchsorted(np.array(phases.times, np.int64), when, side="right") + len(trace.tags)
     tag = made.tag.astype(np.int64)
+    tag = np.where(recorded | (not trace.events), tag, len(names) - 1)
     return names, np.where(recorded & (tag == 0), phase, tag)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from vram.core.verdict import Account
+from vram.core.verdict import Account, Possible, judge_limits, judge_moment, judge_request
 from vram.sizes import format_size
 from vram.trace import Action, Trace
 from vram.trace.series import MAPPING_ACTIONS, SEGMENT_ACTIONS, events_of, pages_move, reserved_series
@@ -24,6 +24,8 @@ __all__ = [
     "describe_limit",
     "find_capacity",
     "find_request",
+    "judge",
+    "of_torch",
     "open_account",
     "recorded_capacity",
 ]
@@ -34,6 +36,10 @@ DEVICE_SIZES = (2, 4, 6, 8, 10, 11, 12, 16, 24, 32, 40, 48, 64, 80, 96, 141, 192
 SHOWN = 0.92
 CONTEXT = GIB
 """A program sees at least this share of a device's size, minus this much for its own context."""
+
+LIMIT_SHOWN = 'PyTorch\'s error message has it ("... GiB allowed")'
+TOTAL_SHOWN = 'PyTorch\'s error message has it ("a total capacity of ... GiB"), and nvidia-smi shows it'
+"""Where a user reads what a PyTorch snapshot does not contain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +96,13 @@ def find_request(trace: Trace, event: int) -> Request | None:
 def find_capacity(trace: Trace, memory: Memory, request: Request | None, given: int | None) -> Capacity:
     """What could be reserved; `given` is the device's memory or the limit, if the user knows it."""
     limit, total = _recorded(trace, "limit"), _recorded(trace, "device_total")
+    objection = "" if given is None else _objection(trace, memory, request, given)
+    if objection:
+        given = None
     if request is None:
         bounds = [size for size in (given, limit, total) if size is not None]
-        return Capacity(min(bounds, default=None), bool(bounds), None, total=total or given)
-    objection = "" if given is None else _objection(memory, request, given)
-    if given is not None and not objection:
+        return Capacity(min(bounds, default=None), bool(bounds), None, total=total or given, note=objection)
+    if given is not None:
         if request.limited and given < memory.reserved + request.needed:
             limit = given
         else:
@@ -104,17 +112,24 @@ def find_capacity(trace: Trace, memory: Memory, request: Request | None, given: 
     return replace(found, note=f"{objection} {found.note}".strip())
 
 
-def _objection(memory: Memory, request: Request, given: int) -> str:
+def _objection(trace: Trace, memory: Memory, request: Request | None, given: int) -> str:
     """Why `given` can be neither the limit nor the size of the device; empty if it can be one of them."""
+    most = _most_reserved(trace, memory, request, ever=True)
+    if given < most:
+        return _contradiction(given, f"{format_size(most)} were reserved")
+    if request is None:
+        return ""
     served, visible = memory.reserved + request.needed, memory.reserved + (request.device_free or 0)
-    if given < memory.reserved:
-        why = f"{format_size(memory.reserved)} were reserved"
-    elif given >= visible or (request.limited and given < served):
+    if given >= visible or (request.limited and given < served):
         return ""
     elif request.limited:
         why = f"with {format_size(served)} the request would have been served"
     else:
         why = f"the program could use {format_size(visible)}"
+    return _contradiction(given, why)
+
+
+def _contradiction(given: int, why: str) -> str:
     return f"The capacity of {format_size(given)} contradicts the recording and is not used: {why}."
 
 
@@ -149,20 +164,30 @@ def _limit(trace: Trace, memory: Memory, request: Request, limit: int | None, to
         note = "The free memory of the device is not in the recording: what is not in use counts as foreign."
         return Capacity(memory.reserved, False, "device", total=total, note=note)
     below = memory.reserved + request.needed
-    least = max(memory.reserved, min(_most_reserved(trace, memory, request), below - 1))
+    most = _most_reserved(trace, memory, request, ever=True)
+    if most >= below:  # the limit was raised later
+        most = _most_reserved(trace, memory, request)
+    least = max(memory.reserved, min(most, below - 1))
+    where = f"{LIMIT_SHOWN}; pass it" if of_torch(trace, request) else "If you know the limit, pass it"
     note = (
         f"The limit is not in the recording: it was at least {format_size(least)}, the most ever reserved, "
-        f"and below {format_size(below)}, which was refused. If you know the limit, pass it with --capacity."
+        f"and below {format_size(below)}, which was refused. {where} with --capacity."
     )
     return Capacity(least, False, "limit", below=below, total=total, note=note)
 
 
-def _most_reserved(trace: Trace, memory: Memory, request: Request) -> int:
-    """The most reserved up to that moment; without recorded segments, the most allocated."""
-    if request.device_free is not None:
-        return max(reserved_series(trace)[: memory.event + 1])
-    series = allocated_series(trace)[: memory.event + 1]
-    return memory.allocated + max(series) - series[-1]
+def _most_reserved(trace: Trace, memory: Memory, request: Request | None, *, ever: bool = False) -> int:
+    """The most reserved up to that moment, or ever; without recorded segments, the most allocated."""
+    end = trace.events if ever else memory.event + 1
+    if request is None or request.device_free is not None:
+        return max([memory.reserved, *reserved_series(trace)[:end]])
+    series = allocated_series(trace)
+    return memory.allocated + max(series[:end]) - series[memory.event]
+
+
+def of_torch(trace: Trace, request: Request) -> bool:
+    """Whether PyTorch's own allocator refused it: only its recordings have segments with addresses."""
+    return request.device_free is not None and not pages_move(trace)
 
 
 def _device(trace: Trace, memory: Memory, request: Request, total: int | None) -> Capacity:
@@ -183,12 +208,12 @@ def _device(trace: Trace, memory: Memory, request: Request, total: int | None) -
         note = (
             f"The size of the device is not in the recording. The program sees {format_size(visible)} of it, "
             "less than it would see alone on any known GPU, so others hold at least "
-            f"{format_size(total - visible)}. If you know the size, pass it with --capacity."
+            f"{format_size(total - visible)}. {TOTAL_SHOWN}; pass it with --capacity."
         )
     else:
         note = (
             f"The size of the device is not in the recording; {format_size(visible)} of it are visible. If "
-            "it is much larger, others hold the rest. If you know its size, pass it with --capacity."
+            f"it is much larger, others hold the rest. {TOTAL_SHOWN}; pass it with --capacity."
         )
     return Capacity(visible, True, "device", total=total, note=note)
 
@@ -223,3 +248,12 @@ def open_account(memory: Memory, request: Request | None, capacity: Capacity) ->
         foreign=max(0, (capacity.total or 0) - visible),
         limit=capacity.bytes if capacity.bound == "limit" else None,
     )
+
+
+def judge(account: Account, request: Request | None, capacity: Capacity) -> tuple[Possible, ...]:
+    """The verdict on a moment; several, in the order of their limits, if a limit decides that is unknown."""
+    if request is None:
+        return (Possible(judge_moment(account)),)
+    if capacity.below is None:
+        return (Possible(judge_request(account, request.size, request.needed)),)
+    return judge_limits(account, request.size, request.needed, capacity.below)

@@ -7,17 +7,17 @@ Gathers what the other modules find. `remedies` has what would have helped; the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from vram.arguments import require, whole_number
-from vram.core.verdict import MEANINGS, Account, judge_moment, judge_request
+from vram.core.verdict import MEANINGS, Account, Possible, verdict_text
 from vram.sizes import format_count, format_size, parse_size
 from vram.trace import Action, Trace
 from vram.trace.moves import spilled_at
 from vram.trace.series import events_of
 
-from .capacity import Capacity, Request, find_capacity, find_request, open_account
+from .capacity import Capacity, Request, find_capacity, find_request, judge, open_account
 from .columns import Table
 from .groups import Group, group_blocks
 from .memory import Memories, Memory
@@ -35,14 +35,15 @@ HOLDERS = ("stack", "module", "tag", "stream", "step")
 class Explanation:
     """What was so at a moment, and what follows. Sizes are bytes.
 
-    `verdict` is one of `vram.core.verdict.VERDICTS`; `holders` has the live blocks in groups for each of
-    HOLDERS, `largest_free` the largest free piece anywhere, `largest_on_stream` that of the request's stream;
-    `spilled` is what was in host memory, which the account does not have.
+    `verdicts` has one verdict, or several if the limit is known only as a range and decides. `holders` has
+    the live blocks in groups for each of HOLDERS, `largest_free` the largest free piece anywhere,
+    `largest_on_stream` that of the request's stream; `spilled` is what was in host memory, which the account
+    does not have.
     """
 
     trace: Trace
     moment: Moment
-    verdict: str
+    verdicts: tuple[Possible, ...]
     account: Account
     request: Request | None
     capacity: Capacity
@@ -51,6 +52,11 @@ class Explanation:
     spilled: int
     holders: dict[str, list[Group]]
     remedies: tuple[Remedy, ...]
+
+    @property
+    def verdict(self) -> str:
+        """One of `vram.core.verdict.VERDICTS`, or several of them joined by "or"; see `verdicts`."""
+        return verdict_text(self.verdicts)
 
     @property
     def headline(self) -> str:
@@ -64,8 +70,8 @@ class Explanation:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """What the recording does not contain, and how that could change the verdict."""
-        return (*_missing(self.trace), *filter(None, (self.capacity.note, _doubt(self))))
+        """What the recording does not contain, and what that means for the numbers."""
+        return (*_missing(self.trace), *filter(None, (self.capacity.note, _assumed(self))))
 
     @property
     def text(self) -> str:
@@ -103,6 +109,7 @@ class Explanation:
             "trace": self.trace.heading(),
             "at": asdict(self.moment),
             "verdict": self.verdict,
+            "verdicts": [asdict(each) for each in self.verdicts],
             "headline": self.headline,
             "reason": self.reason,
             "request": _request_json(self),
@@ -149,11 +156,11 @@ def explain(
     request = find_request(trace, moment.event)
     found = find_capacity(trace, memory, request, None if capacity is None else parse_size(capacity))
     account = open_account(memory, request, found)
-    verdict = judge_request(account, request.size, request.needed) if request else judge_moment(account)
+    verdicts = judge(account, request, found)
     return Explanation(
         trace=trace,
         moment=moment,
-        verdict=verdict,
+        verdicts=verdicts,
         account=account,
         request=request,
         capacity=found,
@@ -161,7 +168,7 @@ def explain(
         largest_on_stream=memory.largest_free(request.stream) if request else None,
         spilled=spilled_at(trace, moment.event),
         holders=_holders(trace, memory),
-        remedies=tuple(find_remedies(trace, memory, verdict, account, request, found, progress)),
+        remedies=tuple(find_remedies(trace, memory, verdicts, account, request, found, progress)),
     )
 
 
@@ -211,37 +218,50 @@ def _sentences(found: Explanation) -> Iterator[str]:
 
 def _reason(found: Explanation) -> str:
     account = found.account
+    if len(found.verdicts) > 1:
+        return f"it depends on the limit, which is not in the recording: {_by_limit(found)}."
     if found.request is None:
         share = account.parts()[found.verdict] / max(1, account.reserved)
         return f"{share:.0%} of the reserved memory is {MEANINGS[found.verdict]}."
-    reason = _BECAUSE[found.verdict].format(
-        bytes=format_size(account.parts()[found.verdict]),
+    return f"{_because(found, found.verdict)}."
+
+
+def _by_limit(found: Explanation) -> str:
+    """Which verdict holds for which limits."""
+    first, *others = found.verdicts
+    parts = [f"{first.verdict} if it was below {format_size(first.below or 0)}"]
+    parts += [f"{each.verdict} from {format_size(each.least or 0)} on" for each in others]
+    return ", ".join(parts)
+
+
+def _because(found: Explanation, verdict: str) -> str:
+    account = found.account
+    return _BECAUSE[verdict].format(
+        bytes=format_size(account.parts()[verdict]),
         largest=format_size(found.largest_free),
         spare=format_size(account.reserved - account.demand),
     )
-    return f"{reason}."
 
 
 def _missing(trace: Trace) -> Iterator[str]:
     """What a reader of a recording that is not whole must know."""
     if trace.dropped:
         lost = format_count(trace.dropped, "event")
-        yield f"The recording dropped {lost}; what happened in between is unknown."
+        yield f"The recording dropped {lost} or more; what happened in between is unknown."
+    if not trace.complete:
+        yield (
+            "Some memory was allocated before the first event: the recording began after the program, or its "
+            "first events were dropped."
+        )
     if trace.truncated:
         yield "The recording was truncated and may end before the job did."
 
 
-def _doubt(found: Explanation) -> str:
-    """What the verdict would be if the limit was as high as it can have been."""
-    request, below = found.request, found.capacity.below
-    if request is None or below is None:
+def _assumed(found: Explanation) -> str:
+    """Which of the possible limits the evidence is for."""
+    if len(found.verdicts) < 2 or found.capacity.bytes is None:
         return ""
-    highest = replace(found.account, unused=below - 1 - found.account.reserved)
-    other = judge_request(highest, request.size, request.needed)
-    if other == found.verdict:
-        return ""
-    turning = below - (found.account.reserved - found.account.demand)
-    return f"With a limit of {format_size(turning)} or more the verdict would be {other}."
+    return f"The evidence is for the lowest possible limit, {format_size(found.capacity.bytes)}."
 
 
 def _what(found: Explanation) -> str:

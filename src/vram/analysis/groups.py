@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from vram.errors import ConfigError
 from vram.sizes import format_count, format_size
 from vram.trace import BEFORE, Block, Frame, Trace, find_steps
-from vram.trace.model import NO_STACK
+from vram.trace.model import EARLIER, EMPTY_STACK
 
 from .columns import Table
 from .memory import memory_at
@@ -45,14 +45,8 @@ GROUPINGS = ("stack", "line", "module", "stream", "tag", "step", "size")
 Key: TypeAlias = "str | int | None"
 _NUMBER = re.compile(r"(\d+)")
 
-UNKNOWN = {
-    "stack": NO_STACK,
-    "line": NO_STACK,
-    "module": NO_STACK,
-    "tag": "(no tag)",
-    "step": "(outside steps)",
-}
-"""What a group without a key is called."""
+UNKNOWN = {"tag": "(no tag)", "step": "(outside steps)"}
+"""What a group without a key is called; without a stack: `Trace.no_stack`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +83,25 @@ def key_of(trace: Trace, by: str) -> Callable[[Block], Key]:
         return lambda block: trace.streams[block.stream]
     if by == "size":
         return lambda block: 1 << max(0, block.requested_size - 1).bit_length()
+    recorded = _recorded_key(trace, by)
+    by_event = by in UNKNOWN
+
+    def key(block: Block) -> Key:
+        if block.event == BEFORE and (by_event or block.stack == EMPTY_STACK):
+            return EARLIER if trace.events else None
+        return recorded(block)
+
+    return key
+
+
+def _recorded_key(trace: Trace, by: str) -> Callable[[Block], Key]:
+    """`key_of` for blocks whose step, tag or stack the recording can have."""
     if by == "step":
         steps = find_steps(trace)
-        return lambda block: steps.of(block.event) if block.event != BEFORE else None
+        return lambda block: steps.of(block.event)
     if by == "tag":
         phases = Phases(trace)
-        return lambda block: _tag(trace, phases, block.event)
+        return lambda block: trace.tags[trace.tag[block.event]] or phases.at(trace.time_us[block.event])
     if by == "stack":
         return _stack_of(trace)
     named = cache(lambda stack: place_name(trace, by, stack))
@@ -113,13 +120,6 @@ def _stack_of(trace: Trace) -> Callable[[Block], Key]:
     return lambda block: number(block.stack) or None
 
 
-def _tag(trace: Trace, phases: Phases, event: int) -> str | None:
-    """The tag an allocation was given, else the phase it was made in."""
-    if event == BEFORE:
-        return None
-    return trace.tags[trace.tag[event]] or phases.at(trace.time_us[event])
-
-
 def place_name(trace: Trace, by: str, stack: int) -> str | None:
     """The line or module of a stack."""
     frames = trace.frames_of(stack)
@@ -131,8 +131,8 @@ def place_name(trace: Trace, by: str, stack: int) -> str | None:
 
 def label_of(trace: Trace, by: str, key: Key) -> str:
     """A group's name for a person."""
-    if key is None:
-        return UNKNOWN[by]
+    if key is None or key == EARLIER:
+        return key or UNKNOWN.get(by, trace.no_stack)
     if by == "stack":
         frames = trace.frames_of(int(key))
         return _stack_label(frames)
@@ -154,12 +154,13 @@ def _stack_label(frames: Sequence[Frame], between: Iterable[Call] = ()) -> str:
     return own if own == inner and not calls else " ← ".join([own, *calls, inner])
 
 
-def stack_labels(stacks: Sequence[Sequence[Frame]]) -> list[str]:
-    """A short name for each stack. Where names are equal, calls in which the stacks differ are added.
+def stack_labels(stacks: Sequence[Sequence[Frame]], empty: str = "") -> list[str]:
+    """A short name for each stack, and `empty` for those without calls.
 
-    Calls inside the framework are added only to stacks that do not differ in others.
+    Where names are equal, calls in which the stacks differ are added. Calls inside the framework are added
+    only to stacks that do not differ in others.
     """
-    labels = [_stack_label(frames) if frames else UNKNOWN["stack"] for frames in stacks]
+    labels = [_stack_label(frames) if frames else empty for frames in stacks]
     for framework in (False, True):
         alike: defaultdict[str, list[int]] = defaultdict(list)
         for place, label in enumerate(labels):
@@ -202,7 +203,8 @@ def group_blocks(trace: Trace, blocks: Iterable[Block], by: str) -> list[Group]:
     for block in blocks:
         members[key(block)].append(block)
     if by == "stack":
-        names = stack_labels([trace.frames_of(int(found or 0)) for found in members])
+        labels = stack_labels([trace.frames_of(found) if isinstance(found, int) else () for found in members])
+        names = [name or label_of(trace, by, found) for name, found in zip(labels, members, strict=True)]
     else:
         names = [label_of(trace, by, found) for found in members]
     groups = [
@@ -305,19 +307,20 @@ def holders(trace: Trace, blocks: Iterable[Block], by: str = "stack") -> Holder:
     if by not in TREES:
         raise ConfigError(f"there is no tree by {by!r}; there is {', '.join(TREES)}")
     key = key_of(trace, by)
-    paths: dict[tuple[Any, int], tuple[str, ...]] = {}
+    paths: dict[tuple[Any, int, bool], tuple[str, ...]] = {}
     root = Holder("all")
     for block in blocks:
-        place = (None if by == "stack" else key(block), block.stack)
+        place = (None if by == "stack" else key(block), block.stack, block.event == BEFORE)
         if place not in paths:
             paths[place] = _path(trace, by, *place)
         _add(root, paths[place], block)
     return root
 
 
-def _path(trace: Trace, by: str, key: Any, stack: int) -> tuple[str, ...]:
+def _path(trace: Trace, by: str, key: Any, stack: int, earlier: bool) -> tuple[str, ...]:
     calls = trace.frames_of(stack)[::-1]
-    frames = tuple(map(frame_text, calls[:MOST_LEVELS])) or (UNKNOWN["stack"],)
+    without = EARLIER if earlier and trace.events else trace.no_stack
+    frames = tuple(map(frame_text, calls[:MOST_LEVELS])) or (without,)
     if len(calls) > MOST_LEVELS:
         frames = (*frames, f"({len(calls) - MOST_LEVELS} more calls)")
     return frames if by == "stack" else (label_of(trace, by, key), *frames)

@@ -101,7 +101,7 @@ def find_leaks(trace: Trace, between: str | None = None) -> Leaks:
         if block.event >= first:
             left[block.stack].append(block)
     lasting = {(block.address, block.event) for block in memory_at(trace, trace.events - 1).blocks()}
-    labels = stack_labels([*map(trace.frames_of, left)])
+    labels = stack_labels([*map(trace.frames_of, left)], trace.no_stack)
     rows = [
         _row(trace, stack, label, blocks, starts, lasting)
         for (stack, blocks), label in zip(left.items(), labels, strict=True)

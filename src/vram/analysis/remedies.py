@@ -5,21 +5,20 @@ An allocator is tried on devices of many sizes, because the limit of the job is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import Any
 
-from vram.core.verdict import Account
-from vram.errors import VramError
+from vram.core.verdict import Account, Possible
 from vram.sizes import format_size
 from vram.trace import Lifetimes, Trace, find_moves, peak_allocated
 from vram.trace.lifetimes import with_served
 from vram.trace.model import COLUMNS
 from vram.trace.series import pages_move
 
-from .capacity import Capacity, Request, describe_limit
+from .capacity import Capacity, Request, describe_limit, of_torch
 from .memory import Memory
 
 __all__ = ["Remedy", "find_remedies", "with_request"]
@@ -61,7 +60,7 @@ class Remedy:
 def find_remedies(
     trace: Trace,
     memory: Memory,
-    verdict: str,
+    verdicts: Sequence[Possible],
     account: Account,
     request: Request | None,
     capacity: Capacity,
@@ -69,19 +68,27 @@ def find_remedies(
 ) -> Iterator[Remedy]:
     """What would help, what is shown to fit first; where nothing failed, what would lower the memory."""
     if request is None:
-        yield from _where_nothing_failed(trace, verdict, account)
+        for each in verdicts:
+            yield from _where_nothing_failed(trace, each.verdict, account)
         return
-    # TRIED are for programs on PyTorch, whose recordings have segments with addresses.
-    of_torch = request.device_free is not None and not pages_move(trace)
+    by_torch = of_torch(trace, request)
     program = with_request(trace, memory)
-    tried = _replayed(program, capacity, progress) if of_torch else []
+    tried = _replayed(program, capacity, progress) if by_torch else []
     name = SPILLED_MORE if find_moves(trace) else SPILLED
-    spilled = _spilled(program, capacity, request, name, by_torch=of_torch)
+    spilled = _spilled(program, capacity, request, name, by_torch=by_torch)
     tried += [] if spilled is None else [spilled]
     yield from sorted((each for each in tried if each.fits is not False), key=lambda each: not each.fits)
-    yield from _plain(verdict, account, request, "torch.cuda.empty_cache()" if of_torch else "")
+    for possible in verdicts:
+        plain = _plain(possible.verdict, account, request, "torch.cuda.empty_cache()" if by_torch else "")
+        yield from plain if len(verdicts) == 1 else (_for_limits(possible, each) for each in plain)
     yield _larger(account, request, capacity)
     yield from (each for each in tried if each.fits is False)
+
+
+def _for_limits(possible: Possible, remedy: Remedy) -> Remedy:
+    """Advice that depends on the limit."""
+    least, below = (format_size(bound or 0) for bound in (possible.least, possible.below))
+    return replace(remedy, what=f"if the limit was between {least} and {below}, {remedy.what}")
 
 
 def _plain(verdict: str, account: Account, request: Request, empty_cache: str) -> Iterator[Remedy]:
@@ -154,9 +161,10 @@ def _larger(account: Account, request: Request, capacity: Capacity) -> Remedy:
 
 def _replayed(program: Lifetimes, capacity: Capacity, progress: Progress) -> list[Remedy]:
     """Each of TRIED on the job up to the failed request, and that request; none without the native core."""
-    from vram.replay.executors import run_all  # here, so that reading a recording needs no more than itself
+    from vram.replay.executors import FAILURES, run_all  # here, so that reading needs no more than itself
+    from vram.replay.run import can_replay
 
-    if capacity.bytes is None:
+    if capacity.bytes is None or not can_replay():
         return []
     lowest, highest = capacity.bytes, capacity.bytes if capacity.below is None else capacity.below - 1
     replays = count(1)
@@ -166,12 +174,20 @@ def _replayed(program: Lifetimes, capacity: Capacity, progress: Progress) -> lis
             progress(next(replays), EXPECTED_REPLAYS * len(TRIED))
 
     def work(program: Lifetimes, policy: str) -> Remedy:
-        return _try(program, policy, lowest, highest, capacity, tell)
+        try:
+            return _try(program, policy, lowest, highest, capacity, tell)
+        except FAILURES as error:
+            return _not_tried(policy, error)
 
-    try:
-        return run_all(work, [program], [(0, policy) for policy in TRIED], jobs=len(TRIED))
-    except VramError:  # the native core is not built here
-        return []
+    return run_all(work, [program], [(0, policy) for policy in TRIED], jobs=len(TRIED))
+
+
+def _not_tried(policy: str, error: Exception) -> Remedy:
+    """An allocator whose replay failed: the explanation does not depend on it."""
+    from vram.replay import Setting
+
+    what = f"{TRIED[policy]} (not tried, because the replay failed: {str(error) or type(error).__name__})"
+    return Remedy(what, Setting(policy, {}).environment)
 
 
 def _try(
@@ -202,7 +218,7 @@ def _spilled(
 ) -> Remedy | None:
     """Spilling to host memory under the lowest limit that the job can have had; None if it was not tried."""
     from vram.replay import Setting, replay
-    from vram.replay.executors import run_within
+    from vram.replay.executors import FAILURES, run_within
 
     if not capacity.bytes or request.size > capacity.bytes:
         return None
@@ -210,7 +226,7 @@ def _spilled(
     work = partial(replay, program, "vram", capacity=capacity.bytes, spill=held)
     try:
         result = run_within(SPILL_SECONDS, work)
-    except VramError:  # the native core is not built here
+    except FAILURES:  # or the native core is not built here
         return None
     if result is None or result.spill is None or (result.oom is None and not result.spill.moved_out):
         return None  # too slow to try; or the job completes without

@@ -12,12 +12,12 @@ from rich.console import Console
 
 from vram.analysis import Explanation, explain
 from vram.analysis.explanation import Remedy
-from vram.analysis.groups import UNKNOWN
 from vram.analysis.places import frame_text
 from vram.core.verdict import MEANINGS, OUTSIDE
 from vram.replay.run import can_replay
 from vram.sizes import format_size
 from vram.trace import open_trace
+from vram.trace.model import IN_BACKWARD
 
 from .console import (
     BADGE_WIDTH,
@@ -90,7 +90,7 @@ def _draw(found: Explanation, console: Console, stacks: bool) -> None:
     if stacks and found.request is not None:
         frames = [frame_text(frame) for frame in found.trace.frames_of(found.request.stack)]
         draw_title(console, "Stack of the request, innermost call first")
-        _draw_frames(frames, console)
+        _draw_frames(frames or (found.trace.no_stack,), console)
     for by in found.holders:
         _draw_holders(found, by, console, stacks)
     _draw_next_steps(found, console, stacks)
@@ -118,7 +118,7 @@ def _draw_account(found: Explanation, console: Console) -> None:
             for name, size in found.account.parts().items()
             if size
         ],
-        styles={found.verdict: "bold yellow", **dict.fromkeys(OUTSIDE, "dim")},
+        styles={**{each.verdict: "bold yellow" for each in found.verdicts}, **dict.fromkeys(OUTSIDE, "dim")},
     )
     if found.request is not None:
         draw_line(console, _largest(found))
@@ -154,16 +154,15 @@ def _draw_holders(found: Explanation, by: str, console: Console, stacks: bool) -
         top=MOST_HOLDERS,
         rest=f"vram summary {shlex.quote(found.trace.source)}{at} --by {by}",
     )
-    known = {bool(group.frames) for group in groups}
-    if by == "stack" and len(known) == 2 and found.trace.settings.get("allocator") != "vram":
+    if by == "stack" and any(group.label == IN_BACKWARD for group in groups):
         draw_paragraph(console, WITHOUT_STACK, "dim")
     for group in groups[:MOST_HOLDERS] if stacks and by == "stack" else ():
         draw_title(console, f"{format_size(group.bytes)} allocated at, innermost call first")
-        _draw_frames(group.frames, console)
+        _draw_frames(group.frames or (group.label,), console)
 
 
 def _draw_frames(frames: Sequence[str], console: Console) -> None:
-    for frame in frames or (UNKNOWN["stack"],):
+    for frame in frames:
         draw_line(console, frame, indent=2)
 
 

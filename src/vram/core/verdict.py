@@ -6,9 +6,21 @@ This is plain arithmetic. `oom` fills an account from a pool, `vram.analysis` fr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 
-__all__ = ["MEANINGS", "OUTSIDE", "VERDICTS", "WASTE", "Account", "judge_moment", "judge_request"]
+__all__ = [
+    "MEANINGS",
+    "OUTSIDE",
+    "VERDICTS",
+    "WASTE",
+    "Account",
+    "Possible",
+    "judge_limits",
+    "judge_moment",
+    "judge_request",
+    "verdict_text",
+]
 
 VERDICTS = ("cached", "pending", "fragmentation", "rounding", "foreign", "true-demand")
 """In the order in which they are tried: what is cheapest to release comes first."""
@@ -81,6 +93,15 @@ class Account:
         return {"true-demand": values.pop("demand"), **values}
 
 
+@dataclass(frozen=True, slots=True)
+class Possible:
+    """A verdict, and for which limits it holds if the limit decides: from `least` to less than `below`."""
+
+    verdict: str
+    least: int | None = None
+    below: int | None = None
+
+
 def judge_request(account: Account, asked: int, needed: int | None = None) -> str:
     """The verdict on a request that failed: the first kind of memory whose removal would have let it fit.
 
@@ -98,6 +119,28 @@ def judge_request(account: Account, asked: int, needed: int | None = None) -> st
     if missing <= spared:
         return max(WASTE, key=gains.__getitem__)
     return "foreign" if gains["foreign"] and missing <= spared + gains["foreign"] else "true-demand"
+
+
+def judge_limits(account: Account, asked: int, needed: int, below: int) -> tuple[Possible, ...]:
+    """The verdicts on a request that a limit of at least `account.usable` and less than `below` refused."""
+    gains = _gains(account, needed - asked)
+    helping = [gains[name] for name in WASTE]
+    lowest, full = account.usable, account.reserved + needed
+    turns = {full - gain for gain in (*helping, sum(helping))}
+    found: list[Possible] = []
+    for least in sorted({lowest, *(turn for turn in turns if lowest < turn < below)}):
+        verdict = judge_request(replace(account, unused=least - account.reserved, limit=least), asked, needed)
+        if found and found[-1].verdict == verdict:
+            continue
+        if found:
+            found[-1] = replace(found[-1], below=least)
+        found.append(Possible(verdict, least, below))
+    return tuple(found)
+
+
+def verdict_text(verdicts: Iterable[Possible]) -> str:
+    """In words: "true-demand", or "true-demand or fragmentation"."""
+    return " or ".join(dict.fromkeys(each.verdict for each in verdicts))
 
 
 def judge_moment(account: Account) -> str:

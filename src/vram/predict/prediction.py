@@ -19,8 +19,9 @@ from vram.arguments import shown
 from vram.errors import ConfigError
 from vram.observe.recording import beside
 from vram.replay import Ranking, Setting, sweep
+from vram.replay.executors import FAILURES
 from vram.sizes import format_size
-from vram.trace import Action, Trace, open_trace
+from vram.trace import Action, Trace, lifetimes, open_trace
 from vram.trace.convert import convert
 
 from .gpus import GPUS, Gpu
@@ -128,6 +129,7 @@ class Prediction:
         self._ended = ended
         self._folder = folder
         self._results = [each for each in ended.results if each["outcome"] != "no cuda"]
+        self._untried: dict[str, None] = {}  # why replays failed
         self.uses = tuple(_uses(self._results, folder))
 
     # ---- how it ended -------------------------------------------------------------------------------------
@@ -293,7 +295,14 @@ class Prediction:
     def _sweep(self, settings: tuple[Setting, ...], progress: Show | None = None) -> Ranking:
         if self.trace is None or not self.trace.events:
             return Ranking()
-        return sweep(self.trace, settings, progress=progress)
+        # A program that continued without the memory of a failed request does not need it.
+        program = self.trace if self.outcome == "out of memory" else lifetimes(self.trace)
+        try:
+            return sweep(program, settings, progress=progress)
+        except FAILURES as error:  # the prediction does not depend on it
+            why = str(error) or type(error).__name__
+            self._untried[f"allocators could not be compared, because a replay failed: {why}"] = None
+            return Ranking()
 
     def settings(self, progress: Show | None = None) -> Ranking:
         """What the program would need with other allocators and settings, the best first."""
@@ -352,7 +361,7 @@ class Prediction:
             found.append("several processes share a device: their peaks are added, as if they coincided")
         if self.trace is not None and not self.trace.complete:
             found.append("the recording begins after the start of the program, because it was too long")
-        return found
+        return [*found, *self._untried, *(self.known._untried if self.unlimited else ())]
 
     # ---- for people and programs --------------------------------------------------------------------------
 

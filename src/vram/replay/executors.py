@@ -16,9 +16,12 @@ from contextvars import ContextVar
 from typing import Any
 
 from vram.arguments import shown, whole_number
-from vram.errors import ConfigError
+from vram.errors import ConfigError, VramError
 
-__all__ = ["check_cancelled", "run_all", "run_within"]
+__all__ = ["FAILURES", "check_cancelled", "run_all", "run_within"]
+
+FAILURES = (VramError, ValueError, ArithmeticError, MemoryError)
+"""What a replay raises that cannot be run; whoever needs it only as an addition continues without it."""
 
 Task = Any
 Outcome = Any

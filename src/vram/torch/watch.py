@@ -10,10 +10,11 @@ import contextlib
 import inspect
 import logging
 import os
+import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from vram.observe.recorder import DEFAULT_KEEP
 from vram.observe.recording import Recording, beside, path_of_rank, require_writable
 from vram.sizes import parse_size
 from vram.trace import Segment, Trace, TraceWriter
-from vram.trace.torch_snapshot import decode_snapshot
+from vram.trace.torch_snapshot import decode_snapshot, is_used
 
 __all__ = ["Watch"]
 
@@ -57,6 +58,7 @@ class Watch(Recording):
         for other in Watch.open_ones():
             raise DeviceError(f"PyTorch is watched already, into {other.path}; close that one first")
         require_writable(self.path)
+        self._torch = torch
         self._memory = torch.cuda.memory
         self._options: dict[str, Any] = {
             "piece_bytes": None if rotate is None else parse_size(rotate),
@@ -107,13 +109,16 @@ class Watch(Recording):
                     file.begin_again()
 
     def _write(self) -> None:
-        marked = [self._marks.popleft() for _ in range(len(self._marks))]
-        snapshot = self._memory._snapshot()
+        """Each device has a file from its first event on; marks wait for the first file."""
+        with _importing_nothing(self._torch):
+            snapshot = self._memory._snapshot()
         devices = {
-            *(device for device, events in enumerate(snapshot.get("device_traces", ())) if events),
+            *self._files,
+            *(device for device, events in enumerate(snapshot.get("device_traces", ())) if is_used(events)),
             *(segment.get("device", 0) for segment in snapshot.get("segments", ())),
         }
-        for device in sorted(devices or {0}):
+        marked = [self._marks.popleft() for _ in range(len(self._marks))] if devices else []
+        for device in sorted(devices):
             self._file(device).write(snapshot, marked)
 
     def _file(self, device: int) -> _DeviceFile:
@@ -138,6 +143,9 @@ class Watch(Recording):
 
     def _finish(self) -> None:
         self._write()
+        if not self._files:  # no device was used
+            self._file(0)
+            self._write()
         for file in self._files.values():
             file.close()
 
@@ -233,6 +241,30 @@ def _renumbered(segment: Segment, streams: Sequence[int], stacks: Sequence[int])
 
 
 # ---- PyTorch's side ---------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _importing_nothing(torch: Any) -> Iterator[None]:
+    """Have PyTorch resolve stacks in this thread without importing `torch._inductor`, which takes seconds.
+
+    In another thread than the program's, that import makes imports of the program fail that overlap with it.
+    """
+    lazily: Callable[[str], Any] | None = vars(torch).get("__getattr__")
+    if lazily is None:
+        yield
+        return
+    reader = threading.get_ident()
+
+    def get(name: str) -> Any:
+        if name == "_inductor" and threading.get_ident() == reader:
+            raise AttributeError(name)
+        return lazily(name)
+
+    torch.__getattr__ = get
+    try:
+        yield
+    finally:
+        torch.__getattr__ = lazily
 
 
 def _keeps_history(torch: Any) -> bool:

@@ -9,12 +9,10 @@ import json
 from typing import Any, BinaryIO
 
 from .lifetimes import ALLOCATE, Lifetimes, held_series, lifetimes, rounded
-from .model import BEFORE, NO_STACK, BlockState, Frame, Trace
+from .model import BEFORE, EARLIER, BlockState, Frame, Trace
 
 __all__ = ["holders_at_peak", "write_folded", "write_speedscope"]
 
-WITHOUT_STACK = Frame("", 0, NO_STACK)
-EARLIER = Frame("", 0, "(allocated before the recording)")
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 
@@ -23,7 +21,8 @@ def holders_at_peak(trace: Trace) -> dict[tuple[Frame, ...], int]:
     program = lifetimes(trace)
     held: dict[tuple[Frame, ...], int] = {}
     for stack, size in _live_at_peak(trace, program):
-        frames = (EARLIER,) if stack is None else trace.frames_of(stack)[::-1] or (WITHOUT_STACK,)
+        frames = () if stack is None else trace.frames_of(stack)[::-1]
+        frames = frames or (Frame("", 0, EARLIER if stack is None else trace.no_stack),)
         held[frames] = held.get(frames, 0) + rounded(size)
     return dict(sorted(held.items(), key=lambda item: -item[1]))
 

@@ -19,7 +19,7 @@ from vram.sizes import format_count
 __all__ = [
     "BEFORE",
     "COLUMNS",
-    "NO_STACK",
+    "EARLIER",
     "Action",
     "Annotation",
     "Block",
@@ -41,8 +41,11 @@ COLUMNS = {
 """The columns of a trace and their types, as typecodes of `array`."""
 EMPTY_STACK = 0
 """The stack of an event that was recorded without one: `stacks[0]` is always `()`."""
-NO_STACK = "(no Python stack, as in a backward pass)"
-"""What a person sees in place of the empty stack. Threads of PyTorch's backward pass run no Python code."""
+EARLIER = "(allocated before the recording)"
+"""What a person sees in place of the stack, tag or step of an allocation that the recording does not have."""
+NO_STACK = "(no Python stack)"
+IN_BACKWARD = "(no Python stack, as in a backward pass)"
+"""What a person sees in place of the empty stack of an event: see `Trace.no_stack`."""
 BEFORE = -1
 """In place of the number of an event: it happened before the first one."""
 NO_TAG = 0
@@ -78,6 +81,14 @@ class Frame(NamedTuple):
     filename: str
     line: int
     name: str
+
+    @property
+    def begins_backward(self) -> bool:
+        """Whether it is where PyTorch begins a backward pass; some recordings have qualified names."""
+        name = self.name.rpartition(".")[2]
+        return name in ("backward", "grad", "_engine_run_backward") and (
+            "torch/autograd/" in self.filename.replace("\\", "/")
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +150,8 @@ class Trace:
     - `tag`: index into `tags`, the labels of `vram.tag` or PyTorch's user metadata; all zero if not given
 
     `truncated` is set if a recording of vram ended without being closed; it has everything that was complete.
-    `dropped` counts events known to be lost, in a full journal or in files that were rotated away.
+    `dropped` counts events known to be lost: in a full journal, in files that were rotated away, or because
+    PyTorch's history was full. There may be more, and `complete` says whether an allocation is missing.
     """
 
     source: str
@@ -194,6 +206,14 @@ class Trace:
             if block.state != BlockState.FREE
         )
 
+    @cached_property
+    def no_stack(self) -> str:
+        """What a person sees in place of the empty stack of an event.
+
+        Threads of PyTorch's backward pass run no Python code.
+        """
+        return IN_BACKWARD if any(frame.begins_backward for frame in self.frames) else NO_STACK
+
     def heading(self) -> dict[str, object]:
         """What identifies a recording in the JSON of every command, and whether it is complete."""
         return {
@@ -201,6 +221,7 @@ class Trace:
             "device": self.device,
             "events": self.events,
             "dropped": self.dropped,
+            "complete": self.complete,
             "truncated": self.truncated,
         }
 

@@ -44,7 +44,7 @@ def _part_of(frame: Frame) -> str:
         return "checkpoint"
     if place.endswith("torch/autograd/function.py"):
         return "function"
-    if "torch/autograd/" in place and name in ("backward", "grad", "_engine_run_backward"):
+    if frame.begins_backward:
         return "backward"
     return "optimizer" if "torch/optim/" in place else ""
 

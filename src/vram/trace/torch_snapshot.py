@@ -15,6 +15,8 @@ import pickle
 from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import compress
 from operator import itemgetter
 from typing import Any, NoReturn
 
@@ -33,9 +35,9 @@ from .checked import (
     wrong,
 )
 from .files import CHUNK_BYTES, BoundedReader
-from .model import Action, Annotation, Block, BlockState, Frame, Segment, Trace
+from .model import EMPTY_STACK, Action, Annotation, Block, BlockState, Frame, Segment, Trace
 
-__all__ = ["decode_snapshot", "read_snapshot"]
+__all__ = ["decode_snapshot", "is_used", "read_snapshot"]
 
 _ACTION_CODES = {action.name.lower(): int(action) for action in Action}
 _BLOCK_STATES = {
@@ -56,7 +58,22 @@ _NOT_A_COLUMN = (KeyError, TypeError, ValueError, OverflowError)
 def read_snapshot(reader: BoundedReader, device: int | None = None) -> Trace:
     """The events of `device` (default: the one with most events) and its segments."""
     with _collector_paused():
-        return decode_snapshot(_unpickle(reader), device)
+        trace = decode_snapshot(_unpickle(reader), device)
+    return replace(trace, dropped=_lost(trace))
+
+
+def _lost(trace: Trace) -> int:
+    """How many allocations PyTorch had recorded whose events are gone: its history keeps the last ones.
+
+    A block that was allocated while the history was on has a stack.
+    """
+    made = set(compress(trace.address, map(int(Action.ALLOC).__eq__, trace.action))) if trace.events else None
+    return sum(
+        made is not None and block.stack != EMPTY_STACK and block.address not in made
+        for segment in trace.segments
+        for block in segment.blocks
+        if block.state != BlockState.FREE
+    )
 
 
 # --- the pickle ---------------------------------------------------------------------------------------------
@@ -157,11 +174,18 @@ def decode_snapshot(snapshot: Any, device: int | None) -> Trace:
 
 
 def _devices(traces: Sequence, segments: Sequence) -> tuple[int, ...]:
-    """The devices that have an event or a segment; device 0 if there is none."""
-    used = {index for index, events in enumerate(traces) if len(as_list(events, f"device_traces[{index}]"))}
+    """The devices that were used or have a segment; device 0 if there is none."""
+    used = {
+        index for index, events in enumerate(traces) if is_used(as_list(events, f"device_traces[{index}]"))
+    }
     for index, segment in enumerate(segments):
         used.add(_segment_device(as_dict(segment, f"segments[{index}]"), f"segments[{index}]"))
     return tuple(sorted(used)) or (0,)
+
+
+def is_used(events: Sequence) -> bool:
+    """Whether a device with these events was used: reading the history is an event of every device."""
+    return not all(type(event) is dict and event.get("action") == "snapshot" for event in events)
 
 
 def _choose_device(device: int | None, devices: tuple[int, ...], traces: Sequence) -> int:

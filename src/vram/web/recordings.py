@@ -6,6 +6,7 @@ when the page was opened; the page never sends a path.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
@@ -14,14 +15,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from vram.analysis import Memories, explain
-from vram.analysis.capacity import find_capacity, find_request, open_account
+from vram.analysis.capacity import find_capacity, find_request, judge, open_account
 from vram.analysis.differences import difference
 from vram.analysis.groups import Holder, compare_holders, holders, label_of
 from vram.analysis.layout import Piece, lay_out
 from vram.analysis.memory import Memory
 from vram.analysis.places import frame_text
 from vram.analysis.timeline import AXES, Timeline
-from vram.core.verdict import MEANINGS, judge_moment, judge_request
+from vram.core.verdict import MEANINGS, verdict_text
 from vram.errors import ConfigError, TraceError
 from vram.trace import STEP_PREFIX, Action, Annotation, Trace, find_steps, open_trace
 from vram.trace.allocations import Allocations, find_allocations
@@ -255,7 +256,7 @@ class Recording:
         step = find_steps(trace).of(event)
         return {
             "action": Action(trace.action[event]).name.lower(),
-            "address": f"{trace.address[event]:#x}",
+            **_place_or_free(trace, event),
             "size": trace.size[event],
             "stream": str(trace.streams[trace.stream[event]]),
             "time_us": trace.time_us[event],
@@ -279,15 +280,27 @@ class Recording:
         return {**found.to_json(MOST_HOLDERS), "doubts": list(found.doubts), "meanings": MEANINGS}
 
     def _check_event(self, event: int) -> None:
-        if not -1 <= event < max(self.trace.events, 0) and event != -1:
-            raise ConfigError(f"event {event} does not exist; valid events are 0 to {self.trace.events - 1}")
+        """Without events, the end of the recording is -1."""
+        last = self.trace.events - 1
+        if not min(0, last) <= event <= last:
+            valid = f"valid events are 0 to {last}" if last >= 0 else "the recording has none, so ask for -1"
+            raise ConfigError(f"event {event} does not exist; {valid}")
+
+
+def _place_or_free(trace: Trace, event: int) -> Answer:
+    """Return where it happened; for a failed request instead what was free on the device."""
+    failed = find_request(trace, event)
+    if failed is not None:
+        return {"address": "", "device_free": failed.device_free}
+    return {"address": f"{trace.address[event]:#x}"}
 
 
 def explain_briefly(trace: Trace, memory: Memory) -> Answer:
     """Return the verdict on a moment and the share that is fragmented, without trying other allocators."""
     request = find_request(trace, memory.event)
-    account = open_account(memory, request, find_capacity(trace, memory, request, None))
-    verdict = judge_request(account, request.size, request.needed) if request else judge_moment(account)
+    capacity = find_capacity(trace, memory, request, None)
+    account = open_account(memory, request, capacity)
+    verdict = verdict_text(judge(account, request, capacity))
     share = account.fragmentation / memory.reserved if memory.reserved else 0.0
     return {"verdict": verdict, "fragmentation": share}
 
@@ -388,14 +401,14 @@ def _may_be_recording(path: Path) -> bool:
 # ---- queries -----------------------------------------------------------------------------------------------
 
 
+_INTEGER = re.compile(r"-?[0-9]{1,18}")
+
+
 def _whole(given: Parameters, name: str, otherwise: int | None = None) -> int:
     text = given.get(name, "" if otherwise is None else str(otherwise))
-    try:
-        if len(text) > 20:
-            raise ValueError
-        return int(text)
-    except ValueError:
-        raise ConfigError(f"{name} must be an integer, not {text[:40]!r}") from None
+    if not _INTEGER.fullmatch(text):
+        raise ConfigError(f"{name} must be an integer, not {text[:40]!r}")
+    return int(text)
 
 
 def _number(given: Parameters, name: str) -> float:
