@@ -21,14 +21,14 @@ pytestmark = [
 
 ON_NULL_GPU = (sys.executable, "-m", "vram", "run", "--null-gpu", "h200", "--")
 TRAINING = """
-    import torch
+    import sys, torch
     kept = [torch.empty(3 << 20, dtype=torch.uint8, device="cuda") for _ in range(5)]
 
     def step():
         torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
 
     def more():
-        return torch._C._cuda_isHistoryEnabled()
+        return torch._C._cuda_isHistoryEnabled() or "torch._inductor" in sys.modules
 """
 OWN_HISTORY = 'torch.cuda.memory._record_memory_history(stacks="python", max_entries=1000)\n'
 

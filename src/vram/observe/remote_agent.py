@@ -8,6 +8,7 @@ history that was switched on here is switched off again.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import inspect
 import json
@@ -171,6 +172,30 @@ def torch_allocates(torch: Any) -> bool:
     return bool(cuda is not None and cuda.is_initialized() and not (ours is not None and ours.installed()))
 
 
+def read_history(torch: Any) -> dict[str, Any]:
+    """PyTorch's snapshot, read without importing `torch._inductor`, which PyTorch would do to resolve stacks.
+
+    The import takes seconds. In another thread than the program's, it makes imports of the program fail that
+    overlap with it.
+    """
+    lazily = vars(torch).get("__getattr__")
+    reader = _thread.get_ident()
+
+    def get(name: str) -> Any:
+        if name == "_inductor" and _thread.get_ident() == reader:
+            raise AttributeError(name)
+        return lazily(name)
+
+    if lazily is not None:
+        torch.__getattr__ = get
+    try:
+        snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
+    finally:
+        if lazily is not None:
+            torch.__getattr__ = lazily
+    return snapshot
+
+
 class Torch:
     """PyTorch's own allocator, through the snapshots and the history that PyTorch offers."""
 
@@ -201,7 +226,7 @@ class Torch:
 
     def _keeps_history(self) -> bool:
         asked = getattr(self._torch._C, "_cuda_isHistoryEnabled", None)
-        return bool(any(self._memory._snapshot().get("device_traces", ())) if asked is None else asked())
+        return bool(any(read_history(self._torch).get("device_traces", ())) if asked is None else asked())
 
     def _count(self) -> int:
         """Allocations so far, on all devices."""
@@ -215,7 +240,7 @@ class Torch:
 
     def write(self, folder: str) -> list[dict[str, Any]]:
         """Write a snapshot with the history, as PyTorch does."""
-        snapshot = self._memory._snapshot()
+        snapshot = read_history(self._torch)
         with open(os.path.join(folder, "torch.pickle"), "wb") as file:
             pickle.dump(snapshot, file)
         reserved = sum(segment.get("total_size", 0) for segment in snapshot.get("segments", ()))

@@ -10,11 +10,10 @@ import contextlib
 import inspect
 import logging
 import os
-import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 from vram.errors import DeviceError, TraceError
 from vram.observe.recorder import DEFAULT_KEEP
 from vram.observe.recording import Recording, beside, path_of_rank, require_writable
+from vram.observe.remote_agent import read_history
 from vram.sizes import parse_size
 from vram.trace import Segment, Trace, TraceWriter
 from vram.trace.torch_snapshot import decode_snapshot, is_used
@@ -110,8 +110,7 @@ class Watch(Recording):
 
     def _write(self) -> None:
         """Each device has a file from its first event on; marks wait for the first file."""
-        with _importing_nothing(self._torch):
-            snapshot = self._memory._snapshot()
+        snapshot = read_history(self._torch)
         devices = {
             *self._files,
             *(device for device, events in enumerate(snapshot.get("device_traces", ())) if is_used(events)),
@@ -241,30 +240,6 @@ def _renumbered(segment: Segment, streams: Sequence[int], stacks: Sequence[int])
 
 
 # ---- PyTorch's side ---------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _importing_nothing(torch: Any) -> Iterator[None]:
-    """Have PyTorch resolve stacks in this thread without importing `torch._inductor`, which takes seconds.
-
-    In another thread than the program's, that import makes imports of the program fail that overlap with it.
-    """
-    lazily: Callable[[str], Any] | None = vars(torch).get("__getattr__")
-    if lazily is None:
-        yield
-        return
-    reader = threading.get_ident()
-
-    def get(name: str) -> Any:
-        if name == "_inductor" and threading.get_ident() == reader:
-            raise AttributeError(name)
-        return lazily(name)
-
-    torch.__getattr__ = get
-    try:
-        yield
-    finally:
-        torch.__getattr__ = lazily
 
 
 def _keeps_history(torch: Any) -> bool:
