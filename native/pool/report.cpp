@@ -303,7 +303,7 @@ std::vector<SegmentInfo> Report::backed_segments() const {
   std::vector<Mapping> mapped;  // one for each page: where it is held, or where it was mapped last
   for (Index p = 1; p < stock().pages().end(); ++p) {
     const Page& page = stock().pages()[p];
-    if (page.handle == 0 || (page.host && page.holder == 0)) continue;
+    if (page.handle == 0 || (page.unlent() && page.holder == 0)) continue;
     const Index m = page.holder != 0 ? page.holder : page.mappings;
     if (m != 0) mapped.push_back(stock().mappings()[m]);
   }
