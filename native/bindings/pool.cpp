@@ -1027,6 +1027,8 @@ nb::dict stats_dict(const PoolStats& stats) {
   dict["free_blocks"] = stats.free_blocks;
   dict["free_bytes"] = stats.free_bytes;
   dict["free_page_bytes"] = stats.free_page_bytes;
+  dict["inactive"] = meter_dict(stats.inactive[0]);
+  dict["inactive_bytes"] = meter_dict(stats.inactive[1]);
   dict["largest_free"] = stats.largest_free;
   dict["hits"] = stats.hits;
   dict["retries"] = stats.retries;

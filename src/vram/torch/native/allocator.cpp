@@ -130,17 +130,14 @@ StatArray with_pending(StatArray from, std::uint64_t pending, std::uint64_t peak
 
 DeviceStats device_stats(const VramStats& from) {
   DeviceStats stats;
-  const std::uint64_t in_pages = std::min(from.free_page_bytes, from.free_bytes);
-  const std::uint64_t split = from.free_bytes - in_pages + from.cached;
-  const std::uint64_t pieces = from.free_blocks + from.cached_blocks;
   stats.allocation = by_size(from.allocations);
   stats.segment = undivided(stat(from.segments));
   stats.active = with_pending(stats.allocation, from.pending_blocks);
-  stats.inactive_split = undivided(stat(pieces, pieces, pieces, 0));
+  stats.inactive_split = undivided(stat(from.inactive));
   stats.allocated_bytes = by_size(from.bytes, from.peak_live);
   stats.reserved_bytes = undivided(stat(from.reserved));
   stats.active_bytes = with_pending(stats.allocated_bytes, from.pending.current, from.peak_active);
-  stats.inactive_split_bytes = undivided(stat(split, split, split, 0));
+  stats.inactive_split_bytes = undivided(stat(from.inactive_bytes));
   stats.requested_bytes = by_size(from.requested);
   stats.num_alloc_retries = static_cast<std::int64_t>(from.retries);
   stats.num_ooms = static_cast<std::int64_t>(from.out_of_memory);
