@@ -3,6 +3,8 @@
 `ALLOCATOR` (the folder native/) is the allocator that `install()` puts into PyTorch. `THROWER` only throws
 `torch.OutOfMemoryError`; it is used where the allocator cannot be compiled. A library is made for one
 PyTorch, CUDA, Python and vram. All of these are in its name and in the file, so another one is never loaded.
+In the cache, each installation of PyTorch has its own: a library contains the places of the headers and
+libraries that it was compiled against.
 """
 
 from __future__ import annotations
@@ -85,7 +87,8 @@ def build_companion(torch: Any, companion: Companion, output: Path | None = None
     if companion.cuda and _cuda_version(torch) is None:
         raise DeviceError(f"this PyTorch ({torch.__version__}) is not built for CUDA", code="missing")
     command = [*_command(torch, companion)]
-    target = (cache_directory() if output is None else output) / _file_name(torch, companion)
+    cached = output is None
+    target = (cache_directory() if output is None else output) / _file_name(torch, companion, cached=cached)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _turn(target.with_suffix(".lock")):
@@ -136,18 +139,17 @@ def _cache_path() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "vram")
 
 
-def _file_name(torch: Any, companion: Companion) -> str:
-    key = hashlib.sha256(identity(torch, companion).encode()).hexdigest()[:16]
+def _file_name(torch: Any, companion: Companion, *, cached: bool) -> str:
+    made_for = [identity(torch, companion), *([str(Path(torch.__file__).parent)] if cached else [])]
+    key = hashlib.sha256("\n".join(made_for).encode()).hexdigest()[:16]
     return f"torch-{torch.__version__}-{companion.name}-{key}.so"
 
 
 def _existing(torch: Any, companion: Companion) -> Path | None:
-    places = [Path(place) for place in (os.environ.get(DIRECTORY_VARIABLE),) if place]
-    for place in (*places, _cache_path()):
-        path = place / _file_name(torch, companion)
-        if path.exists():
-            return path
-    return None
+    given = os.environ.get(DIRECTORY_VARIABLE)
+    paths = [Path(given, _file_name(torch, companion, cached=False))] if given else []
+    paths += [_cache_path() / _file_name(torch, companion, cached=True)]
+    return next((path for path in paths if path.exists()), None)
 
 
 # ---- compiling --------------------------------------------------------------------------------------------
@@ -164,6 +166,7 @@ def _command(torch: Any, companion: Companion) -> Iterator[str]:
     yield from ("-isystem", str(home / "include"))
     yield from ("-isystem", str(home / "include/torch/csrc/api/include"))
     if companion.cuda:
+        yield "-DPYTORCH_C10_DRIVER_API_SUPPORTED"  # as PyTorch itself; else its headers warn of settings
         yield from ("-isystem", str(_cuda_headers(home)))
     yield from (str(here / source) for source in companion.sources)
     yield from (f"-L{home / 'lib'}", f"-Wl,-rpath,{home / 'lib'}", "-Wl,--no-as-needed")

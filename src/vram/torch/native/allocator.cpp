@@ -266,6 +266,8 @@ class VramAllocator final : public CUDAAllocator {
       tell_freed(*trace, address);
     if (history.active() || c10::memoryProfilingEnabled()) [[unlikely]]
       return release_noted(address);
+    if (history.remembers()) [[unlikely]]
+      history.forget(History::Kind::block, number(address));
     (void)engine->free(address);
   }
 
@@ -625,6 +627,7 @@ void VramAllocator::release_noted(void* address) {
   const bool known = engine->find(address, &block, &device) != 0;
   if (known && c10::memoryProfilingEnabled()) profile(address, device, -1);
   if (!known || !history.active()) {
+    history.forget(History::Kind::block, number(address));
     (void)engine->free(address);
     return;
   }
@@ -656,11 +659,12 @@ void VramAllocator::profile(void* address, int device, int sign) {
 
 // Under the engine's lock.
 void VramAllocator::tell(const VramEvent& event) {
+  if (event.kind == VRAM_EVENT_RELEASED && history.remembers())
+    history.forget(History::Kind::segment, event.address);
   if (!history.active()) return;
   const bool plain = event.plain != 0;
   const Context context = History::Under::context();
   if (event.kind == VRAM_EVENT_RESERVED) history.remember(History::Kind::segment, event.address, context);
-  if (event.kind == VRAM_EVENT_RELEASED) history.forget(History::Kind::segment, event.address);
   TraceEntry::Action action = TraceEntry::FREE_COMPLETED;
   if (event.kind == VRAM_EVENT_RESERVED) action = plain ? TraceEntry::SEGMENT_ALLOC : TraceEntry::SEGMENT_MAP;
   if (event.kind == VRAM_EVENT_RELEASED)
