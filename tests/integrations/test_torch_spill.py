@@ -827,6 +827,41 @@ def test_a_change_before_a_second_derivative_is_an_error() -> None:
     )
 
 
+def test_a_forward_pass_that_ctrl_c_ends_leaves_no_hooks() -> None:
+    assert "done" in output(
+        MODEL,
+        STEERED,
+        """
+        top = torch._C._autograd._top_saved_tensors_default_hooks
+        x = torch.ones(8, device="cuda")
+        def stop(x):
+            assert top(False) is not None
+            raise KeyboardInterrupt
+        model, stopped = Wrapped(lambda x: top(False) is not None), Wrapped(stop)
+        for _ in range(2):
+            try:
+                Wrapped(stopped)(x)
+            except KeyboardInterrupt:
+                pass
+            assert top(False) is None
+            assert model(x) and top(False) is None
+        # Hooks that the program pushes meanwhile are its own.
+        pack, unpack = (lambda tensor: tensor), (lambda tensor: tensor)
+        hooks = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+        try:
+            stopped(x)
+        except KeyboardInterrupt as error:
+            kept = error
+        hooks.__enter__()
+        del kept
+        assert top(False)[0] is pack
+        hooks.__exit__()
+        print("done")
+        """,
+        **SHORT,
+    )
+
+
 # ---- captured graphs --------------------------------------------------------------------------------------
 
 GRAPHS = """
