@@ -289,8 +289,8 @@ bool CudaBackend::ended(StreamHandle stream) const { return ThreadStreams::ended
 
 Status CudaBackend::stream_create(StreamHandle* out) {
   void* stream = nullptr;
-  const Status status =
-      in_context("cuStreamCreate", [&] { return driver_.stream_create(&stream, kCuStreamNonBlocking); });
+  const Status status = unseen_by_captures(
+      "cuStreamCreate", [&] { return driver_.stream_create(&stream, kCuStreamNonBlocking); });
   *out = reinterpret_cast<StreamHandle>(stream);
   const std::lock_guard lock(handles_mutex_);
   if (status.ok()) streams_.insert(*out);
@@ -303,7 +303,7 @@ Status CudaBackend::stream_destroy(StreamHandle stream) {
     if (streams_.erase(stream) == 0) return {Code::invalid, 0, "cuStreamDestroy"};
   }
   const Status status =
-      in_context("cuStreamDestroy", [&] { return driver_.stream_destroy(cu_pointer(stream)); });
+      unseen_by_captures("cuStreamDestroy", [&] { return driver_.stream_destroy(cu_pointer(stream)); });
   const std::lock_guard lock(handles_mutex_);
   if (!status.ok()) streams_.insert(stream);
   return status;
@@ -597,16 +597,17 @@ Status CudaBackend::graph_destroy(std::uint64_t executable) {
 
 Status CudaBackend::module_load(const char* image, std::uint64_t* out) {
   void* module = nullptr;
-  const Status status = in_context("cuModuleLoadData", [&] { return driver_.module_load(&module, image); });
+  const Status status =
+      unseen_by_captures("cuModuleLoadData", [&] { return driver_.module_load(&module, image); });
   *out = reinterpret_cast<std::uint64_t>(module);
   return status;
 }
 Status CudaBackend::module_unload(std::uint64_t module) {
-  return in_context("cuModuleUnload", [&] { return driver_.module_unload(cu_pointer(module)); });
+  return unseen_by_captures("cuModuleUnload", [&] { return driver_.module_unload(cu_pointer(module)); });
 }
 Status CudaBackend::module_function(std::uint64_t module, const char* name, std::uint64_t* out) {
   void* function = nullptr;
-  const Status status = in_context(
+  const Status status = unseen_by_captures(
       "cuModuleGetFunction", [&] { return driver_.module_function(&function, cu_pointer(module), name); });
   *out = reinterpret_cast<std::uint64_t>(function);
   return status;

@@ -69,7 +69,7 @@ Status CudaBackend::begin_gates() {
   if (status.ok()) status = module_function(module, "vram_gate", &gate_kernel_);
   if (!status.ok()) {
     if (module != 0) (void)module_unload(module);
-    (void)in_context("cuMemFreeHost", [&] { return driver_.host_free(words); });
+    (void)unseen_by_captures("cuMemFreeHost", [&] { return driver_.host_free(words); });
     return status;
   }
   gate_module_ = module;
@@ -82,7 +82,7 @@ Status CudaBackend::begin_gates() {
 void CudaBackend::end_gates() {
   if (gate_words_ == nullptr || inherited()) return;
   (void)module_unload(gate_module_);
-  (void)in_context("cuMemFreeHost", [&] { return driver_.host_free(gate_words_); });
+  (void)unseen_by_captures("cuMemFreeHost", [&] { return driver_.host_free(gate_words_); });
 }
 
 Status CudaBackend::gate_close(StreamHandle stream, GateHandle* out) {

@@ -198,7 +198,8 @@ struct Segment {
 // A suspended page keeps its place in every structure but is not available memory: it may be unmapped at some
 // or all of its addresses, and may have been released to the driver (handle 0).
 // A host page is in host memory. It takes the place of a device page under blocks that exist; no request is
-// placed on it, and it has one mapping at most.
+// placed on it, and it has one mapping at most. One that is `lent` to a graph or heap, because nothing may
+// move while a stream is captured, serves its owner in everything like a device page.
 struct Page {
   PageHandle handle = 0;  // 0: no such page, or suspended
   Tick tick = 0;          // its last use in the order of `owner`, before the blocks that hold it now
@@ -212,11 +213,13 @@ struct Page {
   bool host = false;
   bool moving = false;  // suspended while its contents move; freeing its blocks leaves it so
   bool parked = false;  // of a spilled page: it does not return by itself
+  bool lent = false;    // a host page: to its owner, which is a graph or heap
   Address copies = 0;   // of a host page: see Backend::host_page_create
-  bool free() const { return holder == 0 && !suspended && !host; }
+  bool unlent() const { return host && !lent; }
+  bool free() const { return holder == 0 && !suspended && !unlent(); }
   bool spilled() const { return host && holder != 0; }
   // Where it is mapped, nothing can be placed.
-  bool blocked() const { return suspended || spilled(); }
+  bool blocked() const { return suspended || (unlent() && holder != 0); }
   bool exists() const { return handle != 0 || suspended; }
   Slot slots() const { return kPageSlots[size]; }
   std::uint64_t bytes() const { return slots() * kSlotBytes; }

@@ -131,7 +131,7 @@ void tell_dropped(ArenaCore& core) {
   core.watched.clear();
   told =
       told && tell_watcher("on_settled", "OKKO", core.pool, id_of(core), wide(core.arena->stream()), Py_True);
-  if (!told) PyErr_WriteUnraisable(reinterpret_cast<PyObject*>(core.pool));
+  if (!told) Waiting::interrupt_or_report(reinterpret_cast<PyObject*>(core.pool));
 }
 
 // ---- callbacks -------------------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ void dealloc(PyObject* object) {
     if (watcher != nullptr && self->base == nullptr) [[unlikely]] {
       const IntoPython python;
       if (!tell_watcher("on_drop", "OK", self->pool, static_cast<unsigned long long>(self->address)))
-        PyErr_WriteUnraisable(reinterpret_cast<PyObject*>(self->pool));
+        Waiting::interrupt_or_report(reinterpret_cast<PyObject*>(self->pool));
     }
     // Nothing to do for a pool that is closed or belongs to the parent of a fork.
     if (self->base == nullptr) (void)drop_address(self->pool, self->address);

@@ -15,6 +15,7 @@
 #include "plug/pluggable.hpp"
 #include "python_types.hpp"
 #include "stacks.hpp"
+#include "waiting.hpp"
 
 namespace nb = nanobind;
 
@@ -23,6 +24,12 @@ namespace vram {
 namespace {
 
 PyObject* plugged[Plug::kDevices] = {};  // the Python objects of the pools, for error messages
+
+void tell_program(nb::python_error& error, const char* doing) {
+  const nb::str what(doing);
+  error.restore();
+  Waiting::interrupt_or_report(what.ptr());
+}
 
 // vram.core.pool formats the report. Called from any thread, with or without the GIL, also at shutdown.
 std::string explain(int device, std::uint64_t size, StreamHandle stream, const OutOfMemoryReport& report) {
@@ -37,7 +44,7 @@ std::string explain(int device, std::uint64_t size, StreamHandle stream, const O
     const nb::object facts = nb::steal(report_dict(report));
     return nb::cast<std::string>(nb::str(words(nb::handle(plugged[device]), size, stream, facts)));
   } catch (nb::python_error& error) {
-    error.discard_as_unraisable("formatting an out-of-memory error");
+    tell_program(error, "formatting an out-of-memory error");
     return plain;
   }
 }
@@ -54,7 +61,7 @@ void tell(PyObject*& function, int device, const char* what) {
   try {
     kept(device);
   } catch (nb::python_error& error) {
-    error.discard_as_unraisable(what);
+    tell_program(error, what);
   }
 }
 void make(int device) { tell(maker, device, "creating a pool"); }
@@ -68,7 +75,7 @@ void recorded(int device, Address block, StreamHandle stream) {
   const nb::object kept = nb::borrow(watcher);
   if (!tell_watcher("on_plug_record_stream", "OKK", plugged[device], static_cast<unsigned long long>(block),
                     static_cast<unsigned long long>(stream)))
-    PyErr_WriteUnraisable(kept.ptr());
+    Waiting::interrupt_or_report(kept.ptr());
 }
 
 void set_maker(nb::handle function) {

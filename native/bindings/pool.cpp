@@ -598,16 +598,15 @@ PyObject* close_method(PyObject* object, PyObject*) {
   return done(status, "close the pool");
 }
 
-// The callback runs without any lock of the pool; an exception it raises is reported and counts as "no".
+// The callback runs without any lock of the pool. An exception is raised by the allocation. The errors of the
+// program's own callbacks do not come here: vram.core.pool logs them.
 bool call_back(PyPool* self, std::uint64_t size, StreamHandle stream) {
   const IntoPython python;
   PyObject* function = Py_NewRef(self->oom_callback == nullptr ? Py_None : self->oom_callback);
   PyObject* result = function == Py_None ? Py_NewRef(Py_False)
                                          : PyObject_CallFunction(function, "KK", wide(size), wide(stream));
   const int again = result == nullptr ? -1 : PyObject_IsTrue(result);
-  // Exceptions that end the program, such as Ctrl-C, are raised by the allocation instead.
-  const bool ends = again < 0 && !PyErr_ExceptionMatches(PyExc_Exception);
-  if (again < 0 && !(ends && Waiting::interrupt())) PyErr_WriteUnraisable(function);
+  if (again < 0) Waiting::interrupt(function);
   Py_XDECREF(result);
   Py_DECREF(function);
   return again > 0;
@@ -633,16 +632,15 @@ PyObject* set_oom_callback(PyObject* object, PyObject* function) {
               "set the out-of-memory callback");
 }
 
-// The same for callbacks whose result does not matter.
+// The same for callbacks whose result does not matter; `failed` is called where one raises.
 template <typename... Sizes>
-void call_with(PyObject* const& callback, Sizes... bytes) {
+void call_with(PyObject* const& callback, void (*failed)(PyObject*), Sizes... bytes) {
   const IntoPython python;
   PyObject* function = Py_NewRef(callback == nullptr ? Py_None : callback);
   const std::string format(sizeof...(bytes), 'K');
   PyObject* result = function == Py_None ? Py_NewRef(Py_None)
                                          : PyObject_CallFunction(function, format.c_str(), wide(bytes)...);
-  const bool ends = result == nullptr && !PyErr_ExceptionMatches(PyExc_Exception);
-  if (result == nullptr && !(ends && Waiting::interrupt())) PyErr_WriteUnraisable(function);
+  if (result == nullptr) failed(function);
   Py_XDECREF(result);
   Py_DECREF(function);
 }
@@ -655,7 +653,9 @@ PyObject* set_high_water(PyObject* object, PyObject* arguments) {
   if (!is_callback(function)) return nullptr;
   HighWater::Callback callback;
   if (function != Py_None)
-    callback = [self](std::uint64_t reserved) { call_with(self->high_callback, reserved); };
+    callback = [self](std::uint64_t reserved) {
+      call_with(self->high_callback, Waiting::interrupt_or_report, reserved);
+    };
   Py_XSETREF(self->high_callback, function == Py_None ? nullptr : Py_NewRef(function));
   const std::uint64_t at = function == Py_None ? HighWater::kNone : mark.value;
   return done(self->pool.call([&](Allocator& pool) { pool.on_high_water(at, callback); }),
@@ -676,7 +676,7 @@ PyObject* set_spill_callback(PyObject* object, PyObject* function) {
   std::function<void(std::uint64_t, std::uint64_t)> hook;
   if (function != Py_None)
     hook = [self](std::uint64_t needed, std::uint64_t moved) {
-      call_with(self->spill_callback, needed, moved);
+      call_with(self->spill_callback, Waiting::interrupt, needed, moved);
     };
   return done(self->pool.call([&](Allocator&) { pool->around_spill(hook); }), "set the spill callback");
 }
@@ -1027,6 +1027,8 @@ nb::dict stats_dict(const PoolStats& stats) {
   dict["free_blocks"] = stats.free_blocks;
   dict["free_bytes"] = stats.free_bytes;
   dict["free_page_bytes"] = stats.free_page_bytes;
+  dict["inactive"] = meter_dict(stats.inactive[0]);
+  dict["inactive_bytes"] = meter_dict(stats.inactive[1]);
   dict["largest_free"] = stats.largest_free;
   dict["hits"] = stats.hits;
   dict["retries"] = stats.retries;

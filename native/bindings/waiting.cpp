@@ -6,6 +6,7 @@
 #include <atomic>
 #include <utility>
 
+#include "python_types.hpp"
 #include "stable_abi.hpp"
 
 namespace vram {
@@ -26,11 +27,32 @@ void take_gil(PyThreadState* state) {
   }
 }
 
+// The Python error that is set, with its traceback, a new reference; none is set afterwards.
+PyObject* taken_error() {
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyErr_NormalizeException(&type, &value, &traceback);
+  if (traceback != nullptr) PyException_SetTraceback(value, traceback);
+  Py_XDECREF(type);
+  Py_XDECREF(traceback);
+  return value;
+}
+
 int raise_kept(void* error) {
   PyObject* const value = static_cast<PyObject*>(error);
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(value)), value);
   Py_DECREF(value);
   return -1;
+}
+
+// The main thread raises it as soon as it runs Python code; other threads report it.
+void raise_later(PyObject* error, PyObject* function = nullptr) {
+  if (gettid() != getpid()) {
+    (void)raise_kept(error);
+    PyErr_WriteUnraisable(function);
+  } else if (Py_AddPendingCall(raise_kept, error) != 0) {
+    Py_DECREF(error);  // the queue is full of others that will be raised
+  }
 }
 
 }  // namespace
@@ -48,29 +70,35 @@ void Waiting::finish(const Status& status) {
   if (error == nullptr) return;
   if (status.code == Code::interrupted) {
     (void)raise_kept(error);
-  } else if (Py_AddPendingCall(raise_kept, error) != 0) {
-    Py_DECREF(error);  // the queue is full of others that will be raised
+  } else {
+    raise_later(error);
   }
 }
 
 // pre: a Python error is set.
 void Waiting::keep_error() {
-  PyObject *type, *value, *traceback;
-  PyErr_Fetch(&type, &value, &traceback);
-  PyErr_NormalizeException(&type, &value, &traceback);
-  if (traceback != nullptr) PyException_SetTraceback(value, traceback);
-  Py_XDECREF(type);
-  Py_XDECREF(traceback);
-  Py_XSETREF(raised_, value);
+  Py_XSETREF(raised_, taken_error());
   if (PyErr_GivenExceptionMatches(raised_, PyExc_KeyboardInterrupt) != 0) interrupted_before = true;
 }
 
 bool Waiting::any_interrupted() { return interrupted_before; }
 
-bool Waiting::interrupt() {
-  if (innermost == nullptr) return false;
-  innermost->keep_error();
-  return true;
+void Waiting::interrupt(PyObject* function) {
+  if (innermost != nullptr) return innermost->keep_error();
+  raise_later(taken_error(), function);
+}
+
+void Waiting::interrupt_or_report(PyObject* function) {
+  if (!PyErr_ExceptionMatches(PyExc_Exception)) return interrupt(function);
+  PyObject* const error = taken_error();
+  static PyObject* known = nullptr;
+  PyObject* const ask = python_function(known, "vram.core.signals", "raised_by_handler");
+  PyObject* const answer = ask == nullptr ? nullptr : PyObject_CallOneArg(ask, error);
+  const bool raised_by_handler = answer != nullptr && PyObject_IsTrue(answer) > 0;
+  Py_XDECREF(answer);
+  PyErr_Clear();  // at shutdown, modules may be gone
+  (void)raise_kept(error);
+  return raised_by_handler ? interrupt(function) : PyErr_WriteUnraisable(function);
 }
 
 // Only the main thread runs handlers; others need not take the GIL to find out.

@@ -21,11 +21,15 @@ class Waiting {
   Waiting(const Waiting&) = delete;
   Waiting& operator=(const Waiting&) = delete;
   // Takes the GIL back. If the call was interrupted, the Python error is set to what was raised. If it
-  // completed anyway, the main thread raises it as soon as it runs Python code.
+  // completed anyway, the main thread raises it as soon as it runs Python code, and other threads report it.
   void finish(const Status& status);
-  // Keeps the current Python error for the innermost waiting call of this thread, which is interrupted by it.
-  // False if there is none. pre: the GIL is held.
-  static bool interrupt();
+  // For functions that the core calls in the middle of a call. Keeps the current Python error for the
+  // innermost waiting call of this thread, which is interrupted by it; without one, the main thread raises it
+  // as soon as it runs Python code. In other threads it is reported, with the function. pre: the GIL is held.
+  static void interrupt(PyObject* function);
+  // The same for functions whose errors are reported, but for those that end the program, such as Ctrl-C, and
+  // those that handlers of signals raise.
+  static void interrupt_or_report(PyObject* function);
   // Whether any call of this process was interrupted.
   static bool any_interrupted();
 

@@ -36,6 +36,8 @@ struct Meter {
     if (current > peak) peak = current;
   }
   void subtract(std::uint64_t n) { current -= n; }
+  // It is `n` now; it rises or falls by the difference.
+  void follow(std::uint64_t n) { n > current ? add(n - current) : subtract(current - n); }
 };
 
 // Allocations, and their bytes as taken and as requested.

@@ -76,7 +76,7 @@ void PageStock::count_free(StreamNumber stream, Shelf& owner, std::uint64_t befo
 
 void PageStock::list_push(Index i) {
   const Page& page = pages_[i];
-  if (page.host) return link(spares_[page.size], i);
+  if (page.unlent()) return link(spares_[page.size], i);
   Shelf& owner = shelf(page.owner);
   link(owner.pages[page.size], i);
   count_free(page.owner, owner, std::exchange(owner.bytes, owner.bytes + page.bytes()));
@@ -84,10 +84,17 @@ void PageStock::list_push(Index i) {
 
 void PageStock::list_remove(Index i) {
   const Page& page = pages_[i];
-  if (page.host) return unlink(spares_[page.size], i);
+  if (page.unlent()) return unlink(spares_[page.size], i);
   Shelf& owner = shelf(page.owner);
   unlink(owner.pages[page.size], i);
   count_free(page.owner, owner, std::exchange(owner.bytes, owner.bytes - page.bytes()));
+}
+
+// Counts what is spilled.
+inline void PageStock::set_holder(Index i, Index m) {
+  Page& page = pages_[i];
+  if (page.host) spilled_bytes_ += (m != 0 ? page.bytes() : 0) - (page.holder != 0 ? page.bytes() : 0);
+  page.holder = m;
 }
 
 // After the holder of a page has changed. Where it is held it is backed before and after, so only a page that
@@ -98,12 +105,12 @@ inline void PageStock::note_aliases(Index i) {
 
 void PageStock::hold(Index page, Index mapping) {
   list_remove(page);
-  pages_[page].holder = mapping;
+  set_holder(page, mapping);
   note_aliases(page);
 }
 
 void PageStock::unhold(Index page, Tick tick) {
-  pages_[page].holder = 0;
+  set_holder(page, 0);
   pages_[page].tick = tick;
   list_push(page);
   note_aliases(page);
@@ -224,7 +231,7 @@ void PageStock::hold_range(Units from, Units to, const Block& whole) {
       kept = false;
       continue;
     }
-    page.holder = m;
+    set_holder(mapping.page, m);
     note_aliases(mapping.page);
   }
   if (kept) use_kept(first, past);
@@ -262,7 +269,7 @@ void PageStock::unhold_range(StreamNumber stream, const Kept& run) {
     mapping.tick = page.tick = run.tick;
     set_holder(i, 0);
     if (page.suspended) continue;
-    if (page.host) {
+    if (page.unlent()) {
       list_push(i);
       continue;
     }
@@ -612,7 +619,7 @@ Status PageStock::release_all() {
     note(page.host ? backend_.host_page_release(page.handle, page.bytes(), page.copies)
                    : backend_.page_release(page.handle, page.bytes()));
   }
-  bytes_ = suspended_bytes_ = host_bytes_ = spilled_bytes_ = 0;
+  bytes_ = suspended_bytes_ = host_bytes_ = spilled_bytes_ = lent_pages_ = 0;
   return first;
 }
 
@@ -725,14 +732,6 @@ void PageStock::discard(Index i, Tick tick) {
 
 // ---- host pages ----------------------------------------------------------------------------------------
 
-// Counts what is spilled.
-void PageStock::set_holder(Index i, Index m) {
-  Page& page = pages_[i];
-  spilled_bytes_ -= page.spilled() ? page.bytes() : 0;
-  page.holder = m;
-  spilled_bytes_ += page.spilled() ? page.bytes() : 0;
-}
-
 Index PageStock::add_host(PageHandle handle, std::uint64_t bytes, Address copies) {
   const Index i = pages_.add();
   Page& page = pages_[i];
@@ -751,7 +750,7 @@ Status PageStock::take_spare(int size, const Finished& finished, Index* out) {
   for (Index i = spares_[size].head; i != 0; i = pages_[i].list_after) {
     const Page& page = pages_[i];
     if (page.mappings != 0 && !finished(page.owner, page.tick)) continue;
-    if (page.mappings != 0)
+    while (page.mappings != 0)
       if (Status status = unmap(page.mappings); !status.ok()) return status;
     set_aside(i);
     *out = i;
@@ -845,13 +844,69 @@ void PageStock::end_move(Index i) {
   reinstate(i);
 }
 
+void PageStock::lend(Index i, StreamNumber to) {
+  Page& page = pages_[i];
+  largest_page_ = std::max(largest_page_, static_cast<int>(page.size));
+  page.lent = true;
+  page.owner = to;
+  page.tick = 0;
+  ++lent_pages_;
+  set_parked(i, false);
+  reinstate(i);
+}
+
+std::vector<Index> PageStock::lent_to(StreamNumber owner) const {
+  std::vector<Index> result;
+  for (Index i = 1; i < pages_.end() && lent_pages_ != 0; ++i)
+    if (pages_[i].lent && pages_[i].owner == owner) result.push_back(i);
+  return result;
+}
+
+void PageStock::end_loan(Index i) {
+  Page& page = pages_[i];
+  const bool listed = page.holder == 0 && !page.suspended;
+  if (listed) list_remove(i);
+  page.lent = page.parked = false;
+  --lent_pages_;
+  if (listed) list_push(i);
+  note_backed(i);
+}
+
+Status PageStock::replace(Index i, Index device) {
+  constexpr int kTries = 3;
+  while (pages_[device].mappings != 0)
+    if (Status status = unmap(pages_[device].mappings); !status.ok()) return status;
+  Page& page = pages_[i];
+  Status status;
+  Index failed = 0;
+  for (Index m = page.mappings; m != 0 && failed == 0; m = mappings_[m].next) {
+    status = hide(m);
+    if (status.ok()) status = show(m, pages_[device]);
+    if (!status.ok()) failed = m;
+  }
+  for (Index m = page.mappings; failed != 0; m = mappings_[m].next) {
+    if (hide(m).ok())
+      for (int tries = 0; tries < kTries && !mappings_[m].there; ++tries) (void)show(m, page);
+    if (m == failed) return status;
+  }
+  spilled_bytes_ -= page.spilled() ? page.bytes() : 0;
+  owners_.move(pages_[device].owner, page.owner);
+  for (Page* each : {&page, &pages_[device]}) each->host = !each->host;
+  std::swap(page.handle, pages_[device].handle);
+  std::swap(page.copies, pages_[device].copies);
+  page.lent = page.parked = false;
+  --lent_pages_;
+  note_backed(i);
+  return {};
+}
+
 bool PageStock::check_spares(std::string* why) const {
   for (int size = 0; size < kPageSizes; ++size) {
     std::uint32_t count = 0;
     Index previous = 0;
     for (Index p = spares_[size].head; p != 0; previous = p, p = pages_[p].list_after, ++count) {
       const Page& page = pages_[p];
-      if (!page.host || page.holder != 0 || page.suspended || page.size != size ||
+      if (!page.unlent() || page.holder != 0 || page.suspended || page.size != size ||
           page.list_before != previous)
         return wrong(why, "list of spare host pages", p);
     }
@@ -999,14 +1054,16 @@ bool PageStock::check_lists(std::size_t* listed, std::string* why) const {
 
 bool PageStock::check(std::string* why) const {
   std::size_t mappings = 0, free = 0, listed = 0;
-  std::uint64_t bytes = 0, suspended = 0, aside = 0, host = 0, spilled = 0, spare = 0, spares = 0;
+  std::uint64_t bytes = 0, suspended = 0, aside = 0, host = 0, spilled = 0, spare = 0, spares = 0, lent = 0;
   std::vector<std::uint32_t> owned;
   for (Index p = 1; p < pages_.end(); ++p) {
     const Page& page = pages_[p];
     if (!page.exists()) continue;
     (page.host ? host : page.handle != 0 ? bytes : suspended) += page.bytes();
     spilled += page.spilled() ? page.bytes() : 0;
-    spare += page.host && page.holder == 0 && !page.suspended;
+    spare += page.unlent() && page.holder == 0 && !page.suspended;
+    lent += page.lent;
+    if (page.lent && !page.host) return wrong(why, "a device page is lent", p);
     aside += page.suspended;
     free += page.handle != 0 && page.free();
     owned.resize(std::max<std::size_t>(owned.size(), page.owner + 1u));
@@ -1019,6 +1076,7 @@ bool PageStock::check(std::string* why) const {
   if (aside != aside_) return wrong(why, "count of pages set aside");
   if (!owners_.check(owned)) return wrong(why, "what a stream owns");
   if (host != host_bytes_ || spilled != spilled_bytes_) return wrong(why, "bytes of host pages");
+  if (lent != lent_pages_) return wrong(why, "count of lent pages");
   for (const PageList& list : spares_) spares += list.count;
   if (spare != spares) return wrong(why, "a spare host page is in no list");
   if (!check_spares(why) || !check_lists(&listed, why)) return false;

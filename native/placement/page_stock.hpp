@@ -164,6 +164,22 @@ class PageStock {
   // both are set aside and equally long, `to` is not held, and no work uses these addresses.
   Status exchange(Index from, Index to);
   void set_parked(Index page, bool parked) { pages_[page].parked = parked; }
+  // Lends a host page to a graph or heap, as a free page of its own. pre: make_room_for(to); it is set aside
+  // and not mapped.
+  void lend(Index page, StreamNumber to);
+  void make_room_for(StreamNumber owner) {
+    (void)shelf(owner);
+    owners_.make_room(owner);
+  }
+  // The pages lent to an owner.
+  std::vector<Index> lent_to(StreamNumber owner) const;
+  // The page is not lent any more: it becomes spare, or the page of the blocks that hold it.
+  void end_loan(Index page);
+  // A lent page gets the memory of a device page: at all addresses where it is mapped, and for good. The host
+  // memory becomes the other page's. On failure nothing has changed, unless the driver refuses that several
+  // times. pre: both are set aside and equally long, and no work uses these addresses, or those where the
+  // device page is mapped.
+  Status replace(Index lent, Index device);
   std::uint64_t host_bytes() const { return host_bytes_; }
   std::uint64_t spare_bytes(int size) const { return spares_[size].count * kPageSlots[size] * kSlotBytes; }
   std::uint64_t spare_bytes() const {
@@ -268,6 +284,7 @@ class PageStock {
   std::uint64_t host_pages_ = 0;
   std::uint64_t host_bytes_ = 0;
   std::uint64_t spilled_bytes_ = 0;
+  std::uint64_t lent_pages_ = 0;
   int largest_page_ = 0;
   bool moved_ = false;
   Kept kept_[kMostKept + 1];  // oldest first

@@ -123,11 +123,8 @@ int stats(int device, VramStats* out) {
   out->peak_live = from.peak_live;
   out->peak_active = from.peak_active;
   out->pending_blocks = from.pending_blocks;
-  out->cached = from.cached;
-  out->cached_blocks = from.cached_blocks;
-  out->free_blocks = from.free_blocks;
-  out->free_bytes = from.free_bytes;
-  out->free_page_bytes = from.free_page_bytes;
+  out->inactive = meter(from.inactive[0]);
+  out->inactive_bytes = meter(from.inactive[1]);
   out->largest_free = from.largest_free;
   out->retries = from.retries;
   out->out_of_memory = from.out_of_memory;

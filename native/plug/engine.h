@@ -24,9 +24,9 @@ typedef struct VramMeter {
 
 typedef struct VramStats {
   VramMeter allocations[2], bytes[2], requested[2];  // up to 1 MiB; larger
-  VramMeter reserved, segments, pending;
+  VramMeter reserved, segments, pending, inactive, inactive_bytes;
   uint64_t live, peak_live, peak_active, pending_blocks;
-  uint64_t cached, cached_blocks, free_blocks, free_bytes, free_page_bytes, largest_free;
+  uint64_t largest_free;
   uint64_t retries, out_of_memory, host_waits;
 } VramStats;
 

@@ -132,6 +132,7 @@ struct PoolStats {
   std::uint64_t free_blocks = 0;
   std::uint64_t free_bytes = 0;  // physically free: reserved - (live + pending - suspended_live) - cached
   std::uint64_t free_page_bytes = 0;  // of these, in whole pages that any address can use
+  Meter inactive[2];  // cached and free blocks; their bytes, without whole free pages. Counted when read
   std::uint64_t largest_free = 0;
   std::uint64_t hits = 0;
   std::uint64_t rungs[kRungs] = {};  // allocations served by each

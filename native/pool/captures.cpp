@@ -17,6 +17,13 @@ const Captures::Heap* Captures::heap_of(const StreamState& stream) const {
   return heap != nullptr && stream.capture == heap->key ? heap : nullptr;
 }
 
+std::vector<StreamNumber> Captures::states_of(const Heap& heap) const {
+  std::vector<StreamNumber> states;
+  for (const StreamNumber number : graphs_)
+    if (streams_[number].capture == heap.key) states.push_back(number);
+  return states;
+}
+
 const Captures::Heap* Captures::heap_for(StreamHandle handle) const {
   for (auto filter = filters_.rbegin(); filter != filters_.rend(); ++filter)
     if (filter->serves(handle)) return find(filter->id);
@@ -59,11 +66,13 @@ Status Captures::begin(HeapId id, std::function<bool(StreamHandle)> serves) {
   return {};
 }
 
-Status Captures::end(HeapId id) {
+Status Captures::end(HeapId id, std::vector<StreamNumber>* states, bool* others) {
   Filter gone;  // destroyed without the lock
   std::unique_lock<std::mutex> lock;
   if (Status status = enter("heap_end", &lock); !status.ok()) return status;
-  if (find(id) == nullptr) return {Code::invalid, 0, "heap_end"};
+  const Heap* const heap = find(id);
+  if (heap == nullptr) return {Code::invalid, 0, "heap_end"};
+  *states = states_of(*heap);
   auto ended = filters_.rend();
   for (auto filter = filters_.rbegin(); filter != filters_.rend(); ++filter) {
     if (filter->id != id) continue;
@@ -75,6 +84,9 @@ Status Captures::end(HeapId id) {
     gone = std::move(*ended);
     filters_.erase(std::next(ended).base());
   }
+  *others = std::any_of(filters_.begin(), filters_.end(), [&](const Filter& filter) {
+    return filter.id == id && filter.by != std::this_thread::get_id();
+  });
   filters_changed();
   return {};
 }
@@ -109,11 +121,10 @@ int Captures::uses(HeapId id) const {
   return heap == nullptr ? 0 : heap->uses;
 }
 
-bool Captures::under_way() const {
-  // Other libraries' streams cannot be queried.
-  return std::any_of(graphs_.begin(), graphs_.end(), [this](StreamNumber number) {
+bool Captures::under_way(bool foreign) const {
+  return std::any_of(graphs_.begin(), graphs_.end(), [&](StreamNumber number) {
     const StreamState& graph = streams_[number];
-    return graph.foreign || backend_->capturing(graph.handle);
+    return graph.foreign ? foreign : backend_->capturing(graph.handle);
   });
 }
 

@@ -39,7 +39,8 @@ class Captures : PoolPart {
   // See Pool.
   Status open(HeapId id, const HeapOptions& options);
   Status begin(HeapId id, std::function<bool(StreamHandle)> serves);
-  Status end(HeapId id);
+  // *states: those that stand for the heap; *others: another thread still captures into it, too.
+  Status end(HeapId id, std::vector<StreamNumber>* states, bool* others);
   Status release(HeapId id);
   Status set(HeapId id, int use_on_oom, int no_split);
   int uses(HeapId id) const;
@@ -49,12 +50,14 @@ class Captures : PoolPart {
   // The heap in use with that id, or that the state stands for; null: none.
   const Heap* find(HeapId id) const;
   const Heap* heap_of(const StreamState& stream) const;
+  std::vector<StreamNumber> states_of(const Heap& heap) const;
 
   // Numbers of the states that stand for graphs and heaps.
   std::vector<StreamNumber>& graphs() { return graphs_; }
   const std::vector<StreamNumber>& graphs() const { return graphs_; }
-  // Whether a stream is being captured, as far as the pool knows; a wait for the device would break it.
-  bool under_way() const;
+  // Whether a stream is being captured, as far as the pool knows; a wait for the device would break it. Other
+  // libraries' streams cannot be queried: those that have a graph may be captured.
+  bool under_way(bool foreign = true) const;
 
  private:
   static constexpr CaptureId kHeapBit = CaptureId{1} << 63;  // tells heaps from captures of the device

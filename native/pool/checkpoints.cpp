@@ -31,20 +31,13 @@ class Checkpoints::Still {
   const std::vector<StreamNumber>& which_;
 };
 
-std::vector<StreamNumber> Checkpoints::states_of(const Captures::Heap& heap) const {
-  std::vector<StreamNumber> states;
-  for (const StreamNumber number : captures_.graphs())
-    if (streams_[number].capture == heap.key) states.push_back(number);
-  return states;
-}
-
 std::vector<BlockInfo> Checkpoints::live(HeapId id) const {
   std::vector<BlockInfo> all;
   std::unique_lock<std::mutex> lock;
   if (!enter("heap_live", &lock).ok()) return all;
   const Captures::Heap* const heap = captures_.find(id);
   if (heap == nullptr) return all;
-  const std::vector<StreamNumber> states = states_of(*heap);
+  const std::vector<StreamNumber> states = captures_.states_of(*heap);
   const Still still(streams_, states);
   for (const StreamNumber number : states)
     for (Index s = space().first_segment(number); s != 0; s = space().segments()[s].list_after)
@@ -61,7 +54,7 @@ Status Checkpoints::restore(HeapId id, const std::vector<BlockInfo>& wanted) {
   lives_.complete();
   const Captures::Heap* const heap = captures_.find(id);
   if (heap == nullptr) return kInvalid;
-  const std::vector<StreamNumber> states = states_of(*heap);
+  const std::vector<StreamNumber> states = captures_.states_of(*heap);
   const Still still(streams_, states);
   for (const StreamNumber number : states) caches_.drain(streams_[number]);
   Plan plan;
@@ -110,7 +103,7 @@ bool Checkpoints::used_outside(const Captures::Heap& heap, Index i) const {
 // What is in use in the heap goes, unless the program, or work outside of the heap, still has it: that must
 // not be in the way. A live block that is wanted as it is stays.
 bool Checkpoints::plan_blocks(const Captures::Heap& heap, Plan& plan) const {
-  for (const StreamNumber number : states_of(heap))
+  for (const StreamNumber number : captures_.states_of(heap))
     for (Index s = space().first_segment(number); s != 0; s = space().segments()[s].list_after)
       for (Index b = space().segments()[s].head; b != 0; b = blocks()[b].after)
         if (!blocks()[b].is(BlockState::free) && !plan_block(heap, number, b, plan)) return false;

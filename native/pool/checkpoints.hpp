@@ -41,7 +41,6 @@ class Checkpoints : PoolPart {
     std::vector<Index> waiting;   // live blocks that wait for others after they are freed
     std::vector<Index> returned;  // pending ones that go
   };
-  std::vector<StreamNumber> states_of(const Captures::Heap& heap) const;
   bool plan_places(const Captures::Heap& heap, const std::vector<BlockInfo>& wanted, Plan& plan) const;
   bool plan_blocks(const Captures::Heap& heap, Plan& plan) const;
   bool plan_block(const Captures::Heap& heap, StreamNumber home, Index block, Plan& plan) const;

@@ -326,7 +326,7 @@ Index Ladder::serve_host_wait(Climb& climb) {
 }
 
 Index Ladder::serve_give_back(Climb& climb) {
-  if (Status status = lives_.wait_until_idle(*climb.lock); !status.ok()) {
+  if (Status status = lives_.wait_until_idle(*climb.lock); !status.ok() && status.code != Code::capturing) {
     if (status.code != Code::deadlock) climb.error = status;
     return 0;
   }
@@ -347,15 +347,14 @@ Index Ladder::serve_give_back(Climb& climb) {
 // less than it says; then more pages move. So does what the pool has beyond a limit that was lowered.
 Index Ladder::serve_spill(Climb& climb) {
   if (!placement_.paged(climb.want)) return 0;
+  if (climb.stream->capture != 0 && backend_->capturing(climb.stream->handle)) return serve_lent_pages(climb);
+  // Trying to hold the streams would break the capture of another one.
+  if (captures_.under_way(false)) climb.spill = {Code::capturing, 0, "spill"};
   std::uint64_t wished = 0;
-  for (int turn = 0; turn < kMostSpills && climb.error.ok(); ++turn) {
+  for (int turn = 0; turn < kMostSpills && climb.error.ok() && climb.spill.ok(); ++turn) {
     (void)fences_.poll(*climb.stream);
-    std::uint64_t bytes = placement_.lacking(climb.want, climb.stream->passed, climb.place());
-    std::uint64_t unused = 0, total = 0;
-    if (backend_->memory_info(&unused, &total).ok())
-      bytes -= std::min({bytes, budget(), unused / kSlotBytes * kSlotBytes});
     const std::uint64_t beyond = state_.beyond_limit();
-    bytes = std::max(kSlotBytes, bytes) + beyond;
+    const std::uint64_t bytes = lacking(climb) + beyond;
     const Status status = spiller_.make_room(bytes, wished, *climb.stream, *climb.lock);
     climb.spill = status;
     if (closed()) climb.error = {Code::closed, 0, "allocate"};
@@ -369,6 +368,29 @@ Index Ladder::serve_spill(Climb& climb) {
     if (const Index block = serve_new_pages(climb)) return block;
     if (!status.ok()) return 0;
     wished = 4 * std::max(bytes, wished);
+  }
+  return 0;
+}
+
+// What the driver has not for the place; at least a slot.
+std::uint64_t Ladder::lacking(Climb& climb) {
+  std::uint64_t bytes = placement_.lacking(climb.want, climb.stream->passed, climb.place());
+  std::uint64_t unused = 0, total = 0;
+  if (backend_->memory_info(&unused, &total).ok())
+    bytes -= std::min({bytes, budget(), unused / kSlotBytes * kSlotBytes});
+  return std::max(kSlotBytes, bytes);
+}
+
+// While a stream is captured, nothing may move, but what a graph gets has no contents yet: it gets host
+// pages. They have device memory before the graph runs (Spiller::settle). If the larger ones do not fit into
+// the gaps of the place, small ones do.
+Index Ladder::serve_lent_pages(Climb& climb) {
+  for (const std::uint64_t request : {climb.want.bytes(), std::uint64_t{0}}) {
+    climb.spill = spiller_.lend(lacking(climb), request, *climb.stream, *climb.lock);
+    if (closed()) climb.error = {Code::closed, 0, "allocate"};
+    if (!climb.spill.ok() || !climb.error.ok()) return 0;
+    if (const Index block = back(climb, budget())) return block;
+    if (!climb.error.ok()) return 0;
   }
   return 0;
 }

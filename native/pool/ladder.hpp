@@ -70,6 +70,8 @@ class Ladder : PoolPart {
   Index serve_host_wait(Climb& climb);
   Index serve_give_back(Climb& climb);
   Index serve_spill(Climb& climb);
+  Index serve_lent_pages(Climb& climb);
+  std::uint64_t lacking(Climb& climb);
   Index serve_new_pages(Climb& climb);
   Index serve_other_bands(Climb& climb);
   Index back(Climb& climb, std::uint64_t create_bytes);

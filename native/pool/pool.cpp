@@ -435,6 +435,14 @@ Status Pool::release_unused(bool wait) {
   return {};
 }
 
+Status Pool::heap_end(HeapId id) {
+  std::vector<StreamNumber> states;
+  bool others = false;
+  const Status status = captures_.end(id, &states, &others);
+  if (status.ok()) spiller_.settle(states, !others);
+  return status;
+}
+
 Status Pool::heap_trim(HeapId id, bool wait) {
   std::unique_lock<std::mutex> lock;
   if (Status status = state_.enter("heap_trim", &lock); !status.ok()) return status;

@@ -173,8 +173,10 @@ class Pool final : public Allocator {
   Status heap_begin(HeapId id, std::function<bool(StreamHandle)> serves) {
     return captures_.begin(id, std::move(serves));
   }
-  // Ends what this thread began last for the heap, or else what any thread did.
-  Status heap_end(HeapId id) { return captures_.end(id); }
+  // Ends what this thread began last for the heap, or else what any thread did. Call it after the capture has
+  // ended and before its graph is launched: what the graph got in host memory, because nothing may move while
+  // a stream is captured, gets device memory now. May release the mutex and wait for the streams.
+  Status heap_end(HeapId id);
   // Removes a use. When none is left, plain segments are released as soon as nothing in them is in use, and
   // other memory goes to the default stream.
   Status heap_release(HeapId id) { return captures_.release(id); }

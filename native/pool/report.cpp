@@ -2,6 +2,7 @@
 #include "pool/report.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace vram {
@@ -14,6 +15,7 @@ void raise_peaks(PoolStats& to, const PoolStats& from) {
     raise(to.allocations[kind].peak, from.allocations[kind].peak);
     raise(to.bytes[kind].peak, from.bytes[kind].peak);
     raise(to.requested[kind].peak, from.requested[kind].peak);
+    raise(to.inactive[kind].peak, from.inactive[kind].peak);
   }
   raise(to.reserved.peak, from.reserved.peak);
   raise(to.segments.peak, from.segments.peak);
@@ -109,6 +111,7 @@ void Report::restart_peaks(PeakReader reader, const PoolStats& now) {
   for (PoolStats& peaks : peaks_) raise_peaks(peaks, now);
   peaks_[static_cast<int>(reader)] = {};
   accounts_.reset_peaks();
+  for (Meter& each : inactive_) each.peak = each.current;
 }
 
 Usage Report::usage(bool restart_peak) {
@@ -174,6 +177,9 @@ PoolStats Report::gather() const {
   const std::uint64_t used =
       stats.live + stats.cached + accounts_.pending().current - stats.suspended_live - stats.spilled_live;
   stats.free_bytes = stats.reserved.current > used ? stats.reserved.current - used : 0;
+  inactive_[0].follow(stats.free_blocks + stats.cached_blocks);
+  inactive_[1].follow(stats.free_bytes - std::min(stats.free_bytes, stats.free_page_bytes) + stats.cached);
+  std::copy(std::begin(inactive_), std::end(inactive_), stats.inactive);
   for (int rung = 0; rung < kRungs; ++rung) stats.rungs[rung] = ladder_.served(rung);
   stats.rungs[static_cast<int>(Rung::stream_cache)] = stats.hits;
   stats.retries = ladder_.retries();
@@ -303,7 +309,7 @@ std::vector<SegmentInfo> Report::backed_segments() const {
   std::vector<Mapping> mapped;  // one for each page: where it is held, or where it was mapped last
   for (Index p = 1; p < stock().pages().end(); ++p) {
     const Page& page = stock().pages()[p];
-    if (page.handle == 0 || (page.host && page.holder == 0)) continue;
+    if (page.handle == 0 || (page.unlent() && page.holder == 0)) continue;
     const Index m = page.holder != 0 ? page.holder : page.mappings;
     if (m != 0) mapped.push_back(stock().mappings()[m]);
   }

@@ -62,6 +62,7 @@ class Report : PoolPart {
   const Spiller& spiller_;
   const Ladder& ladder_;
   std::uint64_t out_of_memory_ = 0;
+  mutable Meter inactive_[2];
   PoolStats peaks_[kPeakReaders];  // before the peaks restarted last; only peaks are used
 };
 

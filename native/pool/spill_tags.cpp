@@ -41,7 +41,8 @@ Status Spiller::park(const Wanted& wanted, std::uint64_t* moved) {
   const std::vector<bool> ours = pages_of(wanted, false);
   const std::vector<bool> others = pages_of(wanted, true);
   for (Index page = 1; page < ours.size(); ++page)
-    if (ours[page] && !others[page] && stock().pages()[page].spilled()) stock().set_parked(page, true);
+    if (ours[page] && !others[page] && stock().pages()[page].spilled() && !stock().pages()[page].lent)
+      stock().set_parked(page, true);
   return {};
 }
 
@@ -66,7 +67,7 @@ std::uint64_t Spiller::parked_bytes() const {
   std::uint64_t bytes = 0;
   const Slab<Page>& pages = stock().pages();
   for (Index page = 1; page < pages.end() && stock().spilled_bytes() != 0; ++page)
-    if (pages[page].spilled() && pages[page].parked) bytes += pages[page].bytes();
+    if (pages[page].spilled() && pages[page].parked && !pages[page].lent) bytes += pages[page].bytes();
   return bytes;
 }
 

@@ -149,8 +149,9 @@ Status Spiller::Swap::exchange() {
   Status status;
   for (std::size_t i = 0; i < moves_.size() && status.ok(); ++i) {
     Move& move = moves_[i];
-    if (stock.pages()[move.from].holder == 0) continue;
-    status = stock.exchange(move.from, move.to);
+    const bool lent = stock.pages()[move.from].lent;
+    if (stock.pages()[move.from].holder == 0 && !lent) continue;
+    status = lent ? stock.replace(move.from, move.to) : stock.exchange(move.from, move.to);
     move.exchanged = status.ok();
     if (i % kBatch == kBatch - 1) {
       lock_.unlock();
@@ -284,7 +285,7 @@ std::vector<Index> Spiller::spilled_pages(Index only) const {
     const int wish = rank(block.is(BlockState::live) ? wish_of(i) : SpillWish::first);
     const std::uint32_t age = static_cast<std::uint32_t>(owner.slow_serial + owner.hits) - block.serial;
     stock().each_page(block, [&](Index page, Units, Units) {
-      if (!pages[page].spilled() || pages[page].suspended) return;
+      if (!pages[page].spilled() || pages[page].suspended || pages[page].lent) return;
       order[page] = std::min(order[page], {wish, age});
       if (only == 0 || only == i) wanted[page] = true;
       if (stay) fixed[page] = true;
@@ -438,7 +439,9 @@ void Spiller::keep_budget() {
   (void)stock().release_spare(budget(), finished_);
 }
 
-std::uint64_t Spiller::left() const { return budget() - std::min(budget(), stock().spilled_bytes()); }
+std::uint64_t Spiller::left() const {
+  return budget() - std::min(budget(), stock().host_bytes() - stock().spare_bytes());
+}
 
 // No cache takes the blocks of a page on the host when they are freed, so that no request gets them.
 void Spiller::mark_blocks(Index page) {
@@ -530,13 +533,17 @@ void Spiller::learn() {
   order_.learn(now, live, placement_.reserved_bytes() / kLearnShare);
 }
 
-Status Spiller::make_room(std::uint64_t bytes, std::uint64_t wished, StreamState& taker,
+Status Spiller::make_room(std::uint64_t bytes, std::uint64_t wished, const StreamState* taker,
                           std::unique_lock<std::mutex>& lock) {
   if (config_.spill == 0 || !backend_->info().host_pages) return {Code::unsupported, 0, "spill"};
   const std::function<void(std::uint64_t, std::uint64_t)> hook = hook_;
   const double patience = config_.spill_patience;
   lock.unlock();
   if (hook) hook(bytes, 0);
+  if (hook && interrupted()) {
+    lock.lock();
+    return {Code::interrupted, 0, "spill"};
+  }
   std::uint64_t moved = 0;
   const Status status = move_out(bytes, wished, taker, patience, lock, &moved);
   if (hook && moved != 0 && !std::exchange(hook_knows_, true)) {
@@ -548,7 +555,7 @@ Status Spiller::make_room(std::uint64_t bytes, std::uint64_t wished, StreamState
 }
 
 // pre: the lock is not held; it is held afterwards.
-Status Spiller::move_out(std::uint64_t bytes, std::uint64_t wished, StreamState& taker, double patience,
+Status Spiller::move_out(std::uint64_t bytes, std::uint64_t wished, const StreamState* taker, double patience,
                          std::unique_lock<std::mutex>& lock, std::uint64_t* moved) {
   const Turn turn(state_.turn, patience);
   lock.lock();
@@ -576,7 +583,7 @@ Status Spiller::move_out(std::uint64_t bytes, std::uint64_t wished, StreamState&
   if (enough == 0) return {Code::out_of_memory, 0, movable < bytes ? kNothing : kBudget};
   for (const std::size_t some : {victims.size(), enough}) {
     victims.resize(std::min(victims.size(), some));
-    const Status status = to_host(victims, &taker, lock, moved);
+    const Status status = to_host(victims, taker, lock, moved);
     if (status.ok())
       for (const SpillCandidate& each : victims) order_.note(each);
     // With less host memory than wished, what is needed goes.
@@ -682,6 +689,95 @@ Status Spiller::bring_back(std::uint64_t most, std::uint64_t* returned, bool wai
   pages.resize(count);
   const Status status = to_device(pages, lock, returned);
   return status.code == Code::out_of_memory ? Status{} : status;
+}
+
+// ---- captures -------------------------------------------------------------------------------------------
+
+// The index into kPageSlots of the next page to lend: a spare one, or what a new device page would have.
+int Spiller::size_to_lend(std::uint64_t bytes, std::uint64_t request) const {
+  if (request == 0) return 0;
+  const std::uint64_t largest = kPageSlots[kPageSizes - 1];
+  const auto slots = static_cast<Slot>(std::min(bytes / kSlotBytes, largest));
+  const int created = stock().size_to_create(slots, request);
+  for (int size = kPageSizes - 1; size > created; --size)
+    if (kPageSlots[size] <= slots && stock().spare_bytes(size) != 0) return size;
+  return created;
+}
+
+Status Spiller::lend(std::uint64_t bytes, std::uint64_t request, const StreamState& taker,
+                     std::unique_lock<std::mutex>& lock) {
+  if (!backend_->info().host_pages) return {Code::unsupported, 0, "spill"};
+  const double patience = config_.spill_patience;
+  lock.unlock();
+  const Turn turn(state_.turn, patience);
+  lock.lock();
+  if (turn.late()) return {Code::not_ready, 0, kTurn};
+  if (!turn.ours()) return {Code::deadlock, 0, "spill"};
+  if (closed()) return {Code::closed, 0, "spill"};
+  if (bytes > left()) return {Code::out_of_memory, 0, kBudget};
+  std::vector<Index> pages;
+  pages.reserve(bytes / kSlotBytes);
+  stock().make_room_for(taker.number);
+  Status status;
+  for (std::uint64_t lacking = bytes; lacking != 0 && status.ok();) {
+    Index page = 0;
+    status = get_host_page(size_to_lend(lacking, request), lock, &page);
+    if (!status.ok()) break;
+    pages.push_back(page);
+    lacking -= std::min(lacking, stock().pages()[page].bytes());
+  }
+  for (const Index page : pages) {
+    if (status.ok())
+      stock().lend(page, taker.number);
+    else
+      stock().reinstate(page);
+  }
+  return status;
+}
+
+// What is lent to them and may get device memory.
+std::vector<Index> Spiller::unsettled(const std::vector<StreamNumber>& states) const {
+  std::vector<Index> result;
+  for (const StreamNumber number : states)
+    for (const Index page : stock().lent_to(number)) {
+      if (stock().pages()[page].mappings == 0)
+        stock().end_loan(page);  // never used
+      else if (!stock().pages()[page].parked)
+        result.push_back(page);
+    }
+  return result;
+}
+
+// Moves what there are device pages for. Returns how many bytes are left.
+std::uint64_t Spiller::replace_lent(const std::vector<StreamNumber>& states,
+                                    std::unique_lock<std::mutex>& lock) {
+  const double patience = config_.spill_patience;
+  lock.unlock();
+  const Turn turn(state_.turn, patience);
+  lock.lock();
+  if (!turn.ours() || closed()) return 0;
+  std::uint64_t moved = 0, left = 0;
+  const Status status = to_device(unsettled(states), lock, &moved);
+  for (const Index page : unsettled(states)) left += stock().pages()[page].bytes();
+  return status.code == Code::out_of_memory ? left : 0;
+}
+
+void Spiller::settle(const std::vector<StreamNumber>& states, bool movable) {
+  std::unique_lock<std::mutex> lock;
+  if (!enter("heap_end", &lock).ok() || unsettled(states).empty()) return;
+  for (std::uint64_t before = ~std::uint64_t{0}; movable;) {
+    const std::uint64_t left = replace_lent(states, lock);
+    if (left == 0 || left == before) break;
+    before = left;
+    Status status{Code::out_of_memory, 0, kNothing};
+    for (std::uint64_t bytes = left; bytes != 0 && status.code == Code::out_of_memory;
+         bytes = bytes / 2 / kSlotBytes * kSlotBytes)
+      status = make_room(bytes, 0, nullptr, lock);
+    if (!status.ok()) break;
+  }
+  if (closed()) return;
+  for (const Index page : unsettled(states)) stock().set_parked(page, true);
+  verify();
 }
 
 // ---- by hand --------------------------------------------------------------------------------------------

@@ -51,8 +51,19 @@ class Spiller : PoolPart {
   // Moves pages to the host until the stream has at least `bytes` more of free device pages, and `wished` if
   // there are so many. Nothing moves if there are not enough. pre: the lock is held; it is released
   // meanwhile. not_ready: a stream did not arrive.
-  Status make_room(std::uint64_t bytes, std::uint64_t wished, StreamState& taker,
-                   std::unique_lock<std::mutex>& lock);
+  Status make_room(std::uint64_t bytes, std::uint64_t wished, const StreamState& taker,
+                   std::unique_lock<std::mutex>& lock) {
+    return make_room(bytes, wished, &taker, lock);
+  }
+  // Lends host pages to a stream under capture, while nothing may move: at least `bytes`, as its free pages.
+  // `request`: the bytes of the request, which their sizes depend on; 0: small ones. pre: the lock is held;
+  // it is released meanwhile.
+  Status lend(std::uint64_t bytes, std::uint64_t request, const StreamState& taker,
+              std::unique_lock<std::mutex>& lock);
+  // The capture of these states has ended, and its graph has not been launched. What was lent to them gets
+  // device memory, for which other pages move to the host. What cannot, and all if not `movable`, stays in
+  // host memory, because nothing tells when a graph is launched.
+  void settle(const std::vector<StreamNumber>& states, bool movable);
   // Returns at most `most` bytes to free device pages, unless less than the margin would stay
   // free. What was freed counts as free only if its last use has completed; with `wait`, that is awaited.
   // *returned: how many.
@@ -120,8 +131,13 @@ class Spiller : PoolPart {
                      std::vector<SpillCandidate>& candidates) const;
   Status to_host(const std::vector<SpillCandidate>& victims, const StreamState* taker,
                  std::unique_lock<std::mutex>& lock, std::uint64_t* moved);
-  Status move_out(std::uint64_t bytes, std::uint64_t wished, StreamState& taker, double patience,
+  Status make_room(std::uint64_t bytes, std::uint64_t wished, const StreamState* taker,
+                   std::unique_lock<std::mutex>& lock);
+  Status move_out(std::uint64_t bytes, std::uint64_t wished, const StreamState* taker, double patience,
                   std::unique_lock<std::mutex>& lock, std::uint64_t* moved);
+  int size_to_lend(std::uint64_t bytes, std::uint64_t request) const;
+  std::vector<Index> unsettled(const std::vector<StreamNumber>& states) const;
+  std::uint64_t replace_lent(const std::vector<StreamNumber>& states, std::unique_lock<std::mutex>& lock);
   // Moves by hand: if there is too little memory on the other side, it waits for work that still uses freed
   // memory and calls `move` again, which adds to *moved.
   Status by_hand(const std::function<Status(std::uint64_t* moved)>& move, std::unique_lock<std::mutex>& lock,

@@ -133,6 +133,7 @@ void StreamLives::release_ended_graphs() {
     }
     graph.over.reset();
     pending_.forget_past(graph);
+    for (const Index page : stock().lent_to(graph.number)) stock().end_loan(page);
     graphs.erase(graphs.begin() + static_cast<std::ptrdiff_t>(i));
     begin_leaving(graph, status.ok() ? graph.tick - 1 : fences_.mark(graph));
   }
@@ -354,6 +355,7 @@ Status StreamLives::wait_for_all(std::unique_lock<std::mutex>& lock) {
 }
 
 Status StreamLives::wait_for_device(std::unique_lock<std::mutex>& lock) {
+  if (captures_.under_way(false)) return {Code::capturing, 0, "synchronize"};
   std::vector<Use> reached;
   for (StreamState& stream : streams_) {
     if (!stream.foreign || stream.retired() || stream.capture != 0) continue;

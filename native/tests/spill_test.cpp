@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <set>
+#include <string_view>
 #include <thread>
 
 #include "pool/growables.hpp"
@@ -978,6 +979,301 @@ TEST(the_child_of_a_fork_has_no_part_in_it) {
            program.world.pool->close().ok();
   }));
   CHECK(program.use(a) && program.right() && program.ends());
+}
+
+// ---- captures -------------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr HeapId kGraphs{0, 7};
+
+// A program that captures into one heap on a stream, beside memory of its own.
+struct Capturing : Program {
+  explicit Capturing(const PoolConfig& config = spilling(), std::uint64_t capacity = kCapacity)
+      : Program(config, stamps(), capacity), stream(world.stream()) {}
+
+  bool begin() {
+    return world.pool->heap_begin(kGraphs, [this](StreamHandle handle) { return handle == stream; }).ok() &&
+           world.device->capture_begin(stream).ok();
+  }
+  bool end(std::uint64_t* graph) {
+    ++uses;
+    return world.device->capture_end(stream, graph).ok() && world.pool->heap_end(kGraphs).ok();
+  }
+  // Memory that the captured work fills and uses; what a launch leaves there is known.
+  Address capture(std::uint64_t bytes = kBlock) {
+    const Address address = get(bytes, stream);
+    if (address == 0) return 0;
+    CHECK(use(address));
+    of_graph[address] = held.extract(address).mapped();
+    return address;
+  }
+  bool launch(std::uint64_t graph) { return world.device->graph_launch(graph, stream).ok(); }
+  bool launched_right(Address address) {
+    const Held& block = of_graph.at(address);
+    for (std::uint64_t at = 0; at < block.bytes; at += kSlotBytes)
+      if (world.device->stamp(address + at) != block.stamp) return false;
+    return true;
+  }
+  bool release(std::uint64_t graph) {
+    for (const auto& [address, block] : of_graph) CHECK(world.pool->free_slow(address).ok());
+    of_graph.clear();
+    for (; uses != 0; --uses) CHECK(world.pool->heap_release(kGraphs).ok());
+    return world.device->graph_destroy(graph).ok();
+  }
+
+  const StreamHandle stream;
+  std::map<Address, Held> of_graph;
+  int uses = 0;
+};
+
+}  // namespace
+
+TEST(a_capture_gets_host_memory_at_once_and_device_memory_when_it_ends) {
+  Capturing program;
+  std::vector<Address> eager;
+  for (int i = 0; i < 7; ++i) REQUIRE(eager.emplace_back(program.get()) != 0);
+  REQUIRE(program.begin());
+  std::vector<Address> captured;
+  for (int i = 0; i < 4; ++i) REQUIRE(captured.emplace_back(program.capture()) != 0);
+  CHECK(program.where(captured[0]) == Location::device && program.where(captured[3]) == Location::host);
+  CHECK(program.world.stats().spilled == 3 * kBlock && program.world.stats().reserved.current <= kCapacity);
+  // Nothing moved, and nothing was refused.
+  CHECK(program.world.device->calls("gate_close") == 0 && program.world.device->refused_in_capture() == 0);
+  std::uint64_t graph = 0;
+  REQUIRE(program.end(&graph));
+  for (const Address address : captured) CHECK(program.where(address) == Location::device);
+  CHECK(program.where(eager[0]) == Location::host);  // it made room
+  for (int i = 0; i < 3; ++i) {
+    REQUIRE(program.launch(graph));
+    for (const Address address : eager) CHECK(program.use(address));
+    CHECK(program.right());
+    for (const Address address : captured) CHECK(program.launched_right(address));
+  }
+  CHECK(program.release(graph) && program.ends());
+}
+
+TEST(a_capture_uses_what_it_frees_also_in_host_memory) {
+  Capturing program;
+  for (int i = 0; i < 8; ++i) REQUIRE(program.get() != 0);
+  REQUIRE(program.begin());
+  const Address first = program.get(kBlock, program.stream);
+  REQUIRE(first != 0 && program.where(first) == Location::host);
+  const std::uint64_t host = program.world.stats().host;
+  REQUIRE(program.drop(first));
+  CHECK(program.world.pool->trim(0, false).ok());  // a graph keeps what it used
+  CHECK(program.world.stats().host == host);
+  const Address again = program.capture(kBlock);
+  CHECK(again == first && program.world.stats().host == host);
+  // In pieces, and at other addresses.
+  REQUIRE(program.world.pool->free_slow(again).ok());
+  program.of_graph.clear();
+  const Address large = program.capture(kBlock + kSlotBytes);
+  REQUIRE(large != 0);
+  CHECK(program.world.stats().host == host + kSlotBytes);
+  std::uint64_t graph = 0;
+  REQUIRE(program.end(&graph) && program.where(large) == Location::device);
+  CHECK(program.where(first) == Location::device);  // a page has the same memory at all its addresses
+  REQUIRE(program.launch(graph));
+  CHECK(program.right() && program.launched_right(large));
+  CHECK(program.release(graph) && program.ends());
+}
+
+TEST(what_a_graph_has_in_host_memory_stays_if_nothing_can_make_room) {
+  Capturing program;
+  program.world.pool->steer_spill([](std::uint32_t) { return SpillWish::never; });
+  for (int i = 0; i < 7; ++i) REQUIRE(program.get() != 0);
+  REQUIRE(program.begin());
+  const Address on_device = program.capture(), on_host = program.capture();
+  std::uint64_t graph = 0;
+  REQUIRE(program.end(&graph));
+  CHECK(program.where(on_device) == Location::device && program.where(on_host) == Location::host);
+  CHECK(program.world.stats().parked == 0 && program.world.stats().spilled == kBlock);
+  // Nothing tells when a graph is launched, so it does not move later either.
+  REQUIRE(program.drop(program.held.begin()->first));
+  std::uint64_t returned = 0;
+  CHECK(program.world.pool->bring_back(kGiB, &returned).ok() && returned == 0);
+  CHECK(!program.prefetch(on_host) || program.where(on_host) == Location::host);
+  std::uint64_t second = 0;
+  REQUIRE(program.begin() && program.end(&second));
+  CHECK(program.where(on_host) == Location::host);
+  REQUIRE(program.launch(graph) && program.right() && program.launched_right(on_host));
+  // When the graph has gone, it is memory like any other.
+  for (const auto& [address, block] : program.of_graph) program.held[address] = block;
+  program.of_graph.clear();
+  REQUIRE(program.release(graph) && program.world.device->graph_destroy(second).ok());
+  CHECK(program.world.pool->coalesce().ok() && program.world.pool->bring_back(kGiB, &returned, true).ok());
+  program.world.pool->steer_spill([](std::uint32_t) { return SpillWish::none; });
+  CHECK(program.right() && program.ends());
+}
+
+TEST(a_capture_that_gets_no_memory_is_out_of_memory_and_not_broken) {
+  Capturing program(spilling(2 * kBlock));
+  for (int i = 0; i < 8; ++i) REQUIRE(program.get() != 0);
+  REQUIRE(program.begin());
+  REQUIRE(program.capture() != 0 && program.capture() != 0);
+  Address none = 0;
+  OutOfMemoryReport report;
+  const Status status = program.world.pool->allocate(kBlock, program.stream, 0, 0, &none, &report);
+  CHECK(status.code == Code::out_of_memory && report.spill.code == Code::out_of_memory);
+  CHECK(std::string_view(report.spill.call) == "spill");
+  CHECK(program.world.device->refused_in_capture() == 0);
+  std::uint64_t graph = 0;
+  REQUIRE(program.end(&graph) && program.launch(graph) && program.right());
+  CHECK(program.release(graph) && program.ends());
+}
+
+TEST(a_capture_without_a_heap_keeps_its_host_memory_until_the_graph_is_gone) {
+  Program program;
+  const StreamHandle stream = program.world.stream();
+  for (int i = 0; i < 8; ++i) REQUIRE(program.get() != 0);
+  REQUIRE(program.world.device->capture_begin(stream).ok());
+  const Address captured = program.get(kBlock, stream);
+  REQUIRE(captured != 0 && program.where(captured) == Location::host);
+  REQUIRE(program.drop(captured));
+  std::uint64_t graph = 0;
+  REQUIRE(program.world.device->capture_end(stream, &graph).ok());
+  CHECK(program.world.device->graph_launch(graph, stream).ok() && program.right());
+  CHECK(program.world.stats().host == kBlock && program.get() != 0);  // others get other memory
+  CHECK(program.world.device->graph_launch(graph, stream).ok() && program.right());
+  CHECK(program.world.device->graph_destroy(graph).ok() && program.ends());
+}
+
+TEST(memory_that_two_threads_capture_into_stays_where_it_is) {
+  Capturing program;
+  for (int i = 0; i < 8; ++i) REQUIRE(program.get() != 0);
+  REQUIRE(program.begin());
+  const Address captured = program.capture();
+  // The other thread may launch its graph, which has the same memory, as soon as its capture has ended.
+  std::thread([&] {
+    CHECK(program.world.pool->heap_begin(kGraphs, [](StreamHandle) { return false; }).ok());
+  }).join();
+  std::uint64_t graph = 0;
+  REQUIRE(program.end(&graph) && program.where(captured) == Location::host);
+  REQUIRE(program.world.pool->heap_end(kGraphs).ok() && program.where(captured) == Location::host);
+  ++program.uses;
+  REQUIRE(program.launch(graph) && program.right() && program.launched_right(captured));
+  CHECK(program.release(graph) && program.ends());
+}
+
+// The driver refuses any call while pages are lent, replaced and taken back.
+TEST(every_call_of_a_program_that_captures_fails_in_turn) {
+  const auto run = [](Capturing& program) {
+    for (int i = 0; i < 7; ++i) (void)program.get();
+    if (!program.begin()) return false;
+    const Address passing = program.capture(2 * kBlock);
+    for (int i = 0; i < 2; ++i) (void)program.capture(i == 0 ? kSlotBytes : kBlock);
+    if (passing != 0) {
+      program.of_graph.erase(passing);
+      CHECK(program.world.pool->free_slow(passing).ok());
+      (void)program.capture(kBlock + kSlotBytes);
+    }
+    std::uint64_t graph = 0;
+    if (!program.end(&graph)) return false;
+    for (const auto& [address, block] : program.held) (void)program.use(address);
+    program.world.device->clear_failures();
+    bool good = program.launch(graph) && program.right();
+    for (const auto& [address, block] : program.of_graph) good = good && program.launched_right(address);
+    return program.release(graph) && good;
+  };
+  Capturing whole;
+  CHECK(run(whole));
+  const std::uint64_t calls = whole.world.device->total_calls();
+  CHECK(whole.ends());
+  for (const Code code : {Code::out_of_memory, Code::failed})
+    for (const std::uint64_t times : {1, 2})
+      for (std::uint64_t n = 1; n <= calls; ++n) {
+        Capturing program;
+        for (std::uint64_t i = 0; i < times; ++i) program.world.device->fail_any(n + i, {code, 2, ""});
+        const bool good = run(program);
+        program.world.device->clear_failures();
+        if (good && program.right() && program.ends()) continue;
+        std::printf("     call %llu of %llu, code %d, %d times\n", static_cast<unsigned long long>(n),
+                    static_cast<unsigned long long>(calls), static_cast<int>(code), static_cast<int>(times));
+        CHECK(false);
+      }
+}
+
+// Eager work, captures into one heap, and launches in the order of the captures, as graphs that share memory
+// need it. Launches leave known contents, and memory that moves loses none.
+TEST(random_programs_that_capture_keep_their_contents) {
+  constexpr int kSteps = 120;
+  constexpr std::size_t kMostGraphs = 4;
+  std::uint64_t lent = 0;
+  for (std::uint64_t seed = 1; seed <= 60 / vram::testing::kSlowdown; ++seed) {
+    std::uint64_t state = seed * 0x9e3779b97f4a7c15;
+    const auto below = [&](std::uint64_t n) {
+      state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+      return state % n;
+    };
+    PoolConfig config = spilling(seed % 3 == 0 ? 16 * kMiB : kGiB);
+    if (seed % 4 == 0) config.cross_stream = CrossStream::wait;
+    Capturing program(config);
+    std::vector<std::uint64_t> graphs;
+    const auto captured = [&] {
+      if (!program.begin()) return false;
+      std::vector<Address> passing;
+      for (std::uint64_t left = 1 + below(5); left != 0; --left) {
+        const Address address = program.get(kSlotBytes * (1 + below(3)), program.stream);
+        if (address == 0) continue;
+        CHECK(program.use(address));
+        lent += program.where(address) == Location::host;
+        if (below(2) == 0) {
+          passing.push_back(address);
+        } else {
+          program.of_graph[address] = program.held.extract(address).mapped();
+        }
+        if (!passing.empty() && below(2) == 0) {
+          CHECK(program.drop(passing.back()));
+          passing.pop_back();
+        }
+      }
+      for (const Address address : passing) CHECK(program.drop(address));
+      return program.end(&graphs.emplace_back()) && program.launch(graphs.back());
+    };
+    bool good = true;
+    for (int i = 0; i < kSteps && good; ++i) {
+      const std::uint64_t dice = below(100);
+      Address address = 0;
+      if (!program.held.empty()) {
+        auto at = program.held.begin();
+        std::advance(at, static_cast<std::ptrdiff_t>(below(program.held.size())));
+        address = at->first;
+      }
+      std::uint64_t moved = 0;
+      if (dice < 35) {
+        (void)program.get(kSlotBytes * (1 + below(5)), below(3));
+      } else if (dice < 50 && address != 0) {
+        good = program.use(address);
+      } else if (dice < 62 && address != 0) {
+        good = program.drop(address);
+      } else if (dice < 72 && graphs.size() < kMostGraphs) {
+        good = captured();
+      } else if (dice < 84 && !graphs.empty()) {
+        for (const std::uint64_t graph : graphs) good = good && program.launch(graph);
+      } else if (dice < 88) {
+        good = program.world.pool->bring_back(8 * kMiB, &moved).ok();
+      } else if (dice < 91 && address != 0) {
+        (void)program.world.pool->spill(address, &moved);
+      } else if (dice < 94) {
+        good = program.world.pool->trim(0, below(2) == 0).ok();
+      } else if (dice < 96 && !graphs.empty()) {
+        for (const std::uint64_t graph : graphs) good = good && program.release(graph);
+        graphs.clear();
+      }
+      good = good && program.world.good();
+      if (i % 10 != 0 || !good) continue;
+      good = program.right();
+      for (const auto& [of_graph, block] : program.of_graph) good = good && program.launched_right(of_graph);
+    }
+    for (const std::uint64_t graph : graphs) good = good && program.release(graph);
+    if (!good || !program.right() || !program.ends()) {
+      std::printf("     seed %llu\n", static_cast<unsigned long long>(seed));
+      CHECK(false);
+      return;
+    }
+  }
+  CHECK(lent > 0);
 }
 
 TEST_MAIN()

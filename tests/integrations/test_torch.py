@@ -408,6 +408,59 @@ def test_a_dumped_snapshot_opens_and_torchs_own_tools_read_it(tmp_path: Path) ->
     assert live == [7 * MIB]
 
 
+def test_stacks_of_live_memory_are_kept_when_the_history_ends() -> None:
+    """CUDA-graph trees name the memory that nobody tracks, such as a workspace, after they have recorded."""
+    output(
+        INSTALL,
+        """
+        def stack_of(tensor):
+            for segment in torch.cuda.memory_snapshot():
+                address = segment["address"]
+                for block in segment["blocks"]:
+                    if address == tensor.data_ptr():
+                        return [frame["name"] for frame in block.get("frames", [])]
+                    address += block["size"]
+
+        def make():
+            return torch.empty(9 << 20, dtype=torch.uint8, device="cuda")
+
+        x = torch.ones(400, 400, device="cuda")
+        shared = torch.cuda.graph_pool_handle()
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.memory._record_memory_history(stacks="python")
+        first, second = make(), make()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch._C._cuda_beginAllocateCurrentThreadToPool(0, shared)
+            y = x @ x
+            torch._C._cuda_endAllocateToPool(0, shared)
+        torch.cuda.memory._record_memory_history(None)
+        assert "make" in stack_of(first) and "make" in stack_of(second)
+        assert not torch._C._cuda_checkPoolLiveAllocations(0, shared, {y.data_ptr()})
+        place = first.data_ptr()
+        del first
+        first = torch.empty(9 << 20, dtype=torch.uint8, device="cuda")
+        assert first.data_ptr() == place and not stack_of(first)
+        assert "make" in stack_of(second)
+        """,
+    )
+
+
+def test_settings_of_pytorchs_allocator_are_accepted_without_a_word() -> None:
+    ended = run(
+        INSTALL,
+        """
+        import warnings
+        warnings.simplefilter("ignore", FutureWarning)  # the function is deprecated
+        torch.cuda.init()
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+        x = torch.ones(1 << 20, device="cuda")
+        torch.cuda.memory._snapshot()
+        torch.cuda.memory._set_allocator_settings("expandable_segments:False")
+        """,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_the_setting_that_rounds_sizes_up() -> None:
     output(
         INSTALL,

@@ -825,3 +825,133 @@ def test_a_change_before_a_second_derivative_is_an_error() -> None:
         """,
         **SHORT,
     )
+
+
+def test_a_forward_pass_that_ctrl_c_ends_leaves_no_hooks() -> None:
+    assert "done" in output(
+        MODEL,
+        STEERED,
+        """
+        top = torch._C._autograd._top_saved_tensors_default_hooks
+        x = torch.ones(8, device="cuda")
+        def stop(x):
+            assert top(False) is not None
+            raise KeyboardInterrupt
+        model, stopped = Wrapped(lambda x: top(False) is not None), Wrapped(stop)
+        for _ in range(2):
+            try:
+                Wrapped(stopped)(x)
+            except KeyboardInterrupt:
+                pass
+            assert top(False) is None
+            assert model(x) and top(False) is None
+        # Hooks that the program pushes meanwhile are its own.
+        pack, unpack = (lambda tensor: tensor), (lambda tensor: tensor)
+        hooks = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+        try:
+            stopped(x)
+        except KeyboardInterrupt as error:
+            kept = error
+        hooks.__enter__()
+        del kept
+        assert top(False)[0] is pack
+        hooks.__exit__()
+        print("done")
+        """,
+        **SHORT,
+    )
+
+
+# ---- captured graphs --------------------------------------------------------------------------------------
+
+GRAPHS = """
+    import json, os
+    import vram.torch
+    vram.torch.install(limit=os.environ.get("LIMIT"), spill="8GiB")
+    import torch
+    pool = vram.get_memory_manager().pool("cuda:0")
+    torch.manual_seed(0)
+    def values(*shape):
+        return torch.randint(-2, 3, shape).float().cuda()
+    def checksum(tensors):
+        return [each.view(torch.int32).sum(dtype=torch.int64).item() for each in tensors]
+    def graph_bytes_on_host():
+        spans = [
+            range(segment["address"], segment["address"] + segment["total_size"])
+            for segment in torch.cuda.memory_snapshot() if any(segment["segment_pool_id"])
+        ]
+        return sum(block.bytes for block in pool.spilled() if any(block.address in span for span in spans))
+"""
+
+
+def test_graphs_are_captured_where_memory_is_short() -> None:
+    program = """
+    weights = [values(1024, 1024) for _ in range(4)]
+    others = [values(4 << 20) for _ in range(30)]  # 16 MiB each, used between the replays
+    first = [each.sum().item() for each in others]  # before anything has moved
+    shared = torch.cuda.graph_pool_handle()
+    (weights[0] @ weights[1]).sum().item()  # what libraries allocate once
+    graphs = []
+    for rows in (8192, 4096, 6144, 12288):
+        x = values(rows, 1024)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=shared):
+            kept = [x]
+            for weight in weights:
+                kept.append(torch.relu(kept[-1] @ weight) % 7)
+            y = torch.zeros_like(kept[-1])
+            y.copy_(kept[-1])
+            y += sum(kept[1:])
+            del kept
+        graphs.append((graph, x, y))
+    stats = pool.stats()
+    moved, reserved, on_host = stats["spill.moved_out_bytes"], stats.peak_reserved, graph_bytes_on_host()
+    results = []
+    for _ in range(3):
+        for graph, x, y in graphs:
+            graph.replay()
+            results.append(y.cpu())
+            x.add_(1).remainder_(5)
+        for each in others:
+            each.add_(1)
+    ends = [(each - 3).sum().item() == sum for each, sum in zip(others, first)]
+    report = [checksum(results), all(ends), moved, reserved, on_host]
+    graphs.clear()
+    del graph, y, x
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    pool.check()
+    print(json.dumps(report))
+    """
+    expected, same, none, reserved, _ = told(GRAPHS, program)
+    limit = reserved * 3 // 4
+    results, right, moved, less, on_host = told(GRAPHS, program, LIMIT=str(limit))
+    assert none == 0 and moved > 0 and less <= limit < reserved
+    assert results == expected and same and right
+    assert on_host == 0  # what graphs use is in device memory when they run
+
+
+def test_a_capture_that_gets_no_memory_raises_out_of_memory() -> None:
+    assert "done" in output(
+        GRAPHS,
+        """
+        x = values(1 << 20)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                y = x + 1
+                torch.empty(16 << 30, dtype=torch.uint8, device="cuda")
+            print("nothing was raised")
+        except torch.OutOfMemoryError as error:
+            assert "while a stream is captured" in str(error) or "spill" in str(error), error
+        del graph, y
+        # The program goes on, and can capture.
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = x + 1
+        graph.replay()
+        assert y.eq(x + 1).all().item()
+        print("done")
+        """,
+        LIMIT="256MiB",
+    )

@@ -70,6 +70,50 @@ def test_an_interrupt_in_an_out_of_memory_callback_comes_out_of_the_allocation()
     assert (result.returncode, result.stdout, result.stderr) == (0, "interrupted\n", "")
 
 
+@pytest.mark.parametrize("place", ["before a spill", "after a spill", "out of memory", "high water"])
+def test_what_a_handler_of_a_signal_raises_in_a_callback_comes_out_of_the_allocation(place: str) -> None:
+    result = run(f"""
+        import signal, vram, vram.core.spill
+
+        place = {place!r}
+        device = vram.Device.model("64MiB")
+        pool = vram.Pool(device, spill="8MiB" if place == "out of memory" else "64MiB")
+        alive = []
+
+        def expire(*_):
+            raise TimeoutError
+
+        def once(*_):
+            if alive:
+                alive.clear()
+                signal.raise_signal(signal.SIGALRM)  # its handler runs here
+
+        signal.signal(signal.SIGALRM, expire)
+        if place == "before a spill":
+            vram.core.spill.on_shortage(once)
+        elif place == "after a spill":
+            vram.core.pool.after_spill = once
+        elif place == "out of memory":
+            pool.on_oom(once)
+        else:
+            pool.on_high_water("60MiB", once)
+        held = [pool.allocate("8MiB") for _ in range(7)]
+        alive.append(True)
+        try:
+            for _ in range(3):
+                held.append(pool.allocate("8MiB"))
+            print("nothing was raised")
+        except TimeoutError:
+            print("expired")
+        assert pool.check() is None and all(each.size for each in held)
+        held.clear()
+        held = [pool.allocate("8MiB") for _ in range(8)]
+        assert pool.stats().live == 8
+        pool.close()
+    """)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "expired\n", "")
+
+
 def test_a_stream_whose_close_is_interrupted_is_still_open() -> None:
     result = run("""
         import vram

@@ -51,6 +51,25 @@ def test_pools_add_up_to_all_and_current_is_what_was_not_freed(pool: vram.Pool) 
     assert stats["allocation.all.current"] == len(kept) == stats.live
 
 
+def test_inactive_memory_counts_what_became_inactive_and_what_came_into_use_again(pool: vram.Pool) -> None:
+    def counted() -> list[int]:
+        stats = pool.stats()
+        return [int(stats[f"inactive_split{unit}.all.freed"]) for unit in ("", "_bytes")]
+
+    buffers = [pool.allocate("64KiB") for _ in range(8)]
+    before = counted()
+    for buffer in buffers:
+        buffer.free()
+    assert counted() == before
+    again = [pool.allocate("64KiB") for _ in range(8)]
+    blocks, size = (now - was for now, was in zip(counted(), before, strict=True))
+    assert blocks == 8 and size == 8 * (64 << 10)
+    peak = pool.stats()["inactive_split_bytes.all.peak"]
+    pool.reset_peak()
+    assert pool.stats()["inactive_split_bytes.all.peak"] == peak - 8 * (64 << 10)
+    del again
+
+
 def test_the_numbers_of_a_small_history(pool: vram.Pool) -> None:
     kept = pool.allocate(1000)
     pool.allocate(3 * MIB).free()

@@ -70,6 +70,18 @@ def test_another_torch_gets_another(torch: Any) -> None:
     assert build_companion(torch, THROWER) != path
 
 
+def test_another_installation_of_the_same_torch_gets_another(torch: Any, tmp_path: Path) -> None:
+    path = build_companion(torch, THROWER)
+    ahead = build_companion(torch, THROWER, tmp_path / "image")
+    moved = tmp_path / "elsewhere"
+    Path(torch.__file__).parent.rename(moved)
+    torch.__file__ = str(moved / "__init__.py")
+    other = build_companion(torch, THROWER)
+    assert other != path and str(moved).encode() in other.read_bytes()
+    # One that was built ahead, for an image, may be used where PyTorch is at another place.
+    assert build_companion(torch, THROWER, tmp_path / "image") == ahead
+
+
 def test_one_that_was_built_ahead_needs_no_compiler(
     torch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ from vram.core.measure import Measurement, Peaks
 from vram.core.observer import closing, failures, register, resuming, suspending
 from vram.core.oom import explain_out_of_memory
 from vram.core.release import follow_threshold
+from vram.core.signals import raised_by_handler
 from vram.core.snapshot import Leak, Mark, Snapshot, Stack, leaks_of, mark_of
 from vram.core.spill import (
     SavedTensors,
@@ -761,6 +762,8 @@ class _Callbacks:
         try:
             return handle(size, stream)
         except Exception as error:
+            if raised_by_handler(error):
+                raise
             self._here.errors += (repr(error),)
             _log.exception("the out-of-memory callback %r failed", handle.callback)
             return False
@@ -810,7 +813,9 @@ def _tell_of_failure(pool: Pool, error: OutOfMemory) -> None:
     for follow in failures:
         try:
             follow(pool, error)
-        except Exception:
+        except Exception as raised:
+            if raised_by_handler(raised):
+                raise
             _log.exception("the listener %r for out-of-memory errors failed", follow)
 
 

@@ -51,8 +51,8 @@ class Stats(Mapping[str, float]):
 
     Keys are those of `torch.cuda.memory_stats` ("allocated_bytes.all.current"), where "active" is allocated
     or pending, and also `cache.*`, `rung.*`, `pages.*`, `waste.*` and `fragmentation`. Pages are not divided
-    between small and large blocks, so reserved memory and pending blocks count as "large_pool". Of
-    "inactive_split" only `current` is counted.
+    between small and large blocks, so reserved memory and pending blocks count as "large_pool".
+    "inactive_split" counts what has changed between two readings.
     """
 
     def __init__(self, raw: Raw, pages: str = "") -> None:
@@ -317,26 +317,21 @@ _Four: TypeAlias = tuple[int, int, int, int]
 
 def _torch_stats(raw: Raw) -> dict[str, dict[str, _Four]]:
     pending = raw["pending"]["current"]
-    split_bytes = max(0, raw["free_bytes"] - raw["free_page_bytes"]) + raw["cached"]
     return {
         "allocation": _split(raw["allocations"]),
         "segment": _whole(_four(raw["segments"])),
         "active": _active(raw["allocations"], raw["pending_blocks"], None),
-        "inactive_split": _whole(_now(raw["free_blocks"] + raw["cached_blocks"])),
+        "inactive_split": _whole(_four(raw["inactive"])),
         "allocated_bytes": _split(raw["bytes"], raw["peak_live"]),
         "reserved_bytes": _whole(_four(raw["reserved"])),
         "active_bytes": _active(raw["bytes"], pending, raw["peak_active"]),
-        "inactive_split_bytes": _whole(_now(split_bytes)),
+        "inactive_split_bytes": _whole(_four(raw["inactive_bytes"])),
         "requested_bytes": _split(raw["requested"]),
     }
 
 
 def _four(meter: Mapping[str, int]) -> _Four:
     return (meter["current"], meter["peak"], meter["total"], meter["total"] - meter["current"])
-
-
-def _now(value: int) -> _Four:
-    return (value, value, value, 0)
 
 
 def _whole(values: _Four) -> dict[str, _Four]:

@@ -3,7 +3,8 @@
 `ALLOCATOR` (the folder native/) is the allocator that `install()` puts into PyTorch. `THROWER` only throws
 `torch.OutOfMemoryError`; it is used where the allocator cannot be compiled. A library is made for one
 PyTorch, CUDA, Python and vram. All of these are in its name and in the file, so another one is never loaded.
-A cache in which other users can write is not used.
+In the cache, each installation of PyTorch has its own: a library contains the places of the headers and
+libraries that it was compiled against. A cache in which other users can write is not used.
 """
 
 from __future__ import annotations
@@ -90,11 +91,12 @@ def build_companion(torch: Any, companion: Companion, output: Path | None = None
     if companion.cuda and _cuda_version(torch) is None:
         raise DeviceError(f"this PyTorch ({torch.__version__}) is not built for CUDA", code="missing")
     command = [*_command(torch, companion)]
-    target = (cache_directory() if output is None else output) / _file_name(torch, companion)
+    cached = output is None
+    target = (cache_directory() if output is None else output) / _file_name(torch, companion, cached=cached)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _turn(target.with_suffix(".lock")):
-            if not target.exists() or (output is None and writable_by_others(target)):
+            if not target.exists() or (cached and writable_by_others(target)):
                 _compile(command, target)
     except OSError as error:
         raise DeviceError(f"cannot write {target}: {error.strerror}", code="failed") from error
@@ -157,18 +159,18 @@ def _cache_path() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "vram")
 
 
-def _file_name(torch: Any, companion: Companion) -> str:
-    key = hashlib.sha256(identity(torch, companion).encode()).hexdigest()[:16]
+def _file_name(torch: Any, companion: Companion, *, cached: bool) -> str:
+    made_for = [identity(torch, companion), *([str(Path(torch.__file__).parent)] if cached else [])]
+    key = hashlib.sha256("\n".join(made_for).encode()).hexdigest()[:16]
     return f"torch-{torch.__version__}-{companion.name}-{key}.so"
 
 
 def _existing(torch: Any, companion: Companion) -> Path | None:
-    name = _file_name(torch, companion)
     if named := os.environ.get(DIRECTORY_VARIABLE):
-        path = Path(named, name)
+        path = Path(named, _file_name(torch, companion, cached=False))
         if path.exists():
             return path
-    path = _cache_path() / name
+    path = _cache_path() / _file_name(torch, companion, cached=True)
     return path if path.exists() and not writable_by_others(path) else None
 
 
@@ -186,6 +188,7 @@ def _command(torch: Any, companion: Companion) -> Iterator[str]:
     yield from ("-isystem", str(home / "include"))
     yield from ("-isystem", str(home / "include/torch/csrc/api/include"))
     if companion.cuda:
+        yield "-DPYTORCH_C10_DRIVER_API_SUPPORTED"  # as PyTorch itself; else its headers warn of settings
         yield from ("-isystem", str(_cuda_headers(home)))
     yield from (str(here / source) for source in companion.sources)
     yield from (f"-L{home / 'lib'}", f"-Wl,-rpath,{home / 'lib'}", "-Wl,--no-as-needed")

@@ -113,7 +113,8 @@ class _Scope:
 
     PyTorch's hooks for saved tensors are a stack for each thread, so they are pushed only where no others are
     active, and popped when the module returns. Function transforms refuse to run while there are hooks, so
-    these are popped before one begins.
+    these are popped before one begins. PyTorch calls no hook of a module that Ctrl-C ends; they are popped
+    when its call is gone, with the traceback.
     """
 
     def __init__(self, torch: Any, activations: dict[int, _Activations]) -> None:
@@ -121,6 +122,7 @@ class _Scope:
         self._autograd = torch._C._autograd
         self._activations = activations
         self._thread = threading.local()
+        self._call = torch.nn.Module._call_impl.__code__
         modules = torch.nn.modules.module
         is_compiling = torch.compiler.is_compiling
 
@@ -149,14 +151,33 @@ class _Scope:
         if getattr(self._thread, "module", None) is not None or not self._saves():
             return
         self._thread.module = module
+        self._thread.call = self._call_of(module)
         for activations in self._activations.copy().values():
             activations.enter()
         self._autograd._push_saved_tensors_default_hooks(self._pack, self._unpack)
 
     def _leave(self, module: Any) -> None:
-        if module is not None and getattr(self._thread, "module", None) is module:
-            self._thread.module = None
+        if module is None or getattr(self._thread, "module", None) is not module:
+            return
+        top = self._autograd._top_saved_tensors_default_hooks(False)
+        if top is not None:
+            if top[0] != self._pack:  # the program's, above ours
+                return
             self._autograd._pop_saved_tensors_default_hooks()
+        self._thread.module = self._thread.call = None
+
+    def _call_of(self, module: Any) -> weakref.ref[Any] | None:
+        """Return a reference that leaves the module when its call, which is in progress, is gone."""
+
+        def gone(call: weakref.ref[Any]) -> None:
+            if getattr(self._thread, "call", None) is call:  # it may be another thread's
+                self._leave(module)
+
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and frame.f_code is not self._call:
+            frame = frame.f_back
+        inner = None if frame is None else frame.f_locals.get("inner")  # a function that each call makes
+        return None if inner is None else weakref.ref(inner, gone)
 
     def _saves(self) -> bool:
         torch = self._torch

@@ -130,17 +130,14 @@ StatArray with_pending(StatArray from, std::uint64_t pending, std::uint64_t peak
 
 DeviceStats device_stats(const VramStats& from) {
   DeviceStats stats;
-  const std::uint64_t in_pages = std::min(from.free_page_bytes, from.free_bytes);
-  const std::uint64_t split = from.free_bytes - in_pages + from.cached;
-  const std::uint64_t pieces = from.free_blocks + from.cached_blocks;
   stats.allocation = by_size(from.allocations);
   stats.segment = undivided(stat(from.segments));
   stats.active = with_pending(stats.allocation, from.pending_blocks);
-  stats.inactive_split = undivided(stat(pieces, pieces, pieces, 0));
+  stats.inactive_split = undivided(stat(from.inactive));
   stats.allocated_bytes = by_size(from.bytes, from.peak_live);
   stats.reserved_bytes = undivided(stat(from.reserved));
   stats.active_bytes = with_pending(stats.allocated_bytes, from.pending.current, from.peak_active);
-  stats.inactive_split_bytes = undivided(stat(split, split, split, 0));
+  stats.inactive_split_bytes = undivided(stat(from.inactive_bytes));
   stats.requested_bytes = by_size(from.requested);
   stats.num_alloc_retries = static_cast<std::int64_t>(from.retries);
   stats.num_ooms = static_cast<std::int64_t>(from.out_of_memory);
@@ -269,6 +266,8 @@ class VramAllocator final : public CUDAAllocator {
       tell_freed(*trace, address);
     if (history.active() || c10::memoryProfilingEnabled()) [[unlikely]]
       return release_noted(address);
+    if (history.remembers()) [[unlikely]]
+      history.forget(History::Kind::block, number(address));
     (void)engine->free(address);
   }
 
@@ -628,6 +627,7 @@ void VramAllocator::release_noted(void* address) {
   const bool known = engine->find(address, &block, &device) != 0;
   if (known && c10::memoryProfilingEnabled()) profile(address, device, -1);
   if (!known || !history.active()) {
+    history.forget(History::Kind::block, number(address));
     (void)engine->free(address);
     return;
   }
@@ -659,11 +659,12 @@ void VramAllocator::profile(void* address, int device, int sign) {
 
 // Under the engine's lock.
 void VramAllocator::tell(const VramEvent& event) {
+  if (event.kind == VRAM_EVENT_RELEASED && history.remembers())
+    history.forget(History::Kind::segment, event.address);
   if (!history.active()) return;
   const bool plain = event.plain != 0;
   const Context context = History::Under::context();
   if (event.kind == VRAM_EVENT_RESERVED) history.remember(History::Kind::segment, event.address, context);
-  if (event.kind == VRAM_EVENT_RELEASED) history.forget(History::Kind::segment, event.address);
   TraceEntry::Action action = TraceEntry::FREE_COMPLETED;
   if (event.kind == VRAM_EVENT_RESERVED) action = plain ? TraceEntry::SEGMENT_ALLOC : TraceEntry::SEGMENT_MAP;
   if (event.kind == VRAM_EVENT_RELEASED)

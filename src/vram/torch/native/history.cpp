@@ -23,8 +23,6 @@ void History::record(bool enabled, CreateContextFn recorder, std::size_t entries
     entries_.clear();
     annotations_.clear();
   }
-  if (!enabled)
-    for (auto& contexts : contexts_) contexts.clear();
   for (auto& [_, kept] : entries_)
     while (kept.size() > most_) kept.pop_front();
   update_active();
@@ -71,6 +69,7 @@ void History::remember(Kind kind, std::uint64_t address, const Context& context)
   if (context == nullptr) return;
   const std::lock_guard lock(mutex_);
   contexts_[static_cast<int>(kind)][address] = context;
+  remembers_ = true;
 }
 
 void History::forget(Kind kind, std::uint64_t address) {
@@ -81,6 +80,7 @@ void History::forget(Kind kind, std::uint64_t address) {
   if (found == contexts.end()) return;
   released = std::move(found->second);
   contexts.erase(found);
+  remembers_ = !contexts_[0].empty() || !contexts_[1].empty();
 }
 
 Context History::remembered(Kind kind, std::uint64_t address) const {

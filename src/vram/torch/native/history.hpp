@@ -41,8 +41,10 @@ class History {
   void note(TraceEntry::Action action, int device, std::uint64_t address, std::uint64_t bytes, void* stream,
             c10::MempoolId_t heap, const Context& context);
   void annotate(int device, const std::vector<std::pair<std::string, std::string>>& metadata);
-  // The stacks with which blocks and segments were allocated, by their addresses.
+  // The stacks with which blocks and segments were allocated, by their addresses. They are kept until these
+  // are freed, also if nothing is recorded any more.
   enum class Kind { block, segment };
+  bool remembers() const { return remembers_.load(std::memory_order_relaxed); }
   void remember(Kind kind, std::uint64_t address, const Context& context);
   void forget(Kind kind, std::uint64_t address);
   Context remembered(Kind kind, std::uint64_t address) const;
@@ -88,6 +90,7 @@ class History {
   mutable std::mutex mutex_;
   std::atomic<bool> active_{false};
   std::atomic<bool> enabled_{false};
+  std::atomic<bool> remembers_{false};
   std::atomic<CreateContextFn> recorder_{nullptr};
   std::atomic<RecordContext> when_{RecordContext::NEVER};
   std::size_t most_ = 1;
