@@ -70,6 +70,8 @@ inline constexpr int kMemoryUnregistered = 0;
 inline constexpr int kMemoryHost = 1;
 inline constexpr int kMemoryDevice = 2;
 
+inline constexpr int kFileDescriptor = 1;  // CUmemAllocationHandleType
+
 inline constexpr int kCaptureNone = 0;
 inline constexpr int kCaptureActive = 1;
 

@@ -266,7 +266,7 @@ struct PageProperties {  // CUmemAllocationProp
   unsigned char flags[8];
 };
 static_assert(sizeof(PageProperties) == 32);
-constexpr int kFileDescriptor = 1, kFabric = 8;  // CUmemAllocationHandleType
+constexpr int kFabric = 8;
 VRAM_NULL_API Result cuMemCreate(std::uint64_t* out, std::size_t bytes, const PageProperties* properties,
                                  unsigned long long) {
   constexpr int kHostNuma = 3;
@@ -370,7 +370,7 @@ VRAM_NULL_API Result cuEventRecord(Handle event, Handle stream) {
   return Order::get().event_record(event, stream);
 }
 VRAM_NULL_API Result cuEventQuery(Handle event) { return Order::get().event_query(event); }
-VRAM_NULL_API Result cuEventSynchronize(Handle event) { return Order::get().event_query(event); }
+VRAM_NULL_API Result cuEventSynchronize(Handle event) { return Order::get().event_synchronize(event); }
 VRAM_NULL_API Result cuEventElapsedTime_v2(float* milliseconds, Handle, Handle) {
   *milliseconds = 1.0f;
   return kSuccess;

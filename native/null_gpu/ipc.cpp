@@ -8,7 +8,6 @@
 #include "null_gpu/errors.hpp"
 #include "null_gpu/memory.hpp"
 #include "null_gpu/order.hpp"
-#include "null_gpu/unknown.hpp"
 
 using namespace vram::null_gpu;
 
@@ -80,19 +79,4 @@ VRAM_NULL_API Result cudaIpcGetEventHandle(IpcHandle* out, Handle event) {
 }
 VRAM_NULL_API Result cudaIpcOpenEventHandle(Handle* out, IpcHandle handle) {
   return returned(cuIpcOpenEventHandle(out, handle));
-}
-
-// ---- memory pools, by file descriptors ------------------------------------------------------------------
-
-VRAM_NULL_API Result cuMemPoolExportToShareableHandle(void*, Handle, int, unsigned long long) {
-  return not_supported("cuMemPoolExportToShareableHandle");
-}
-VRAM_NULL_API Result cuMemPoolImportFromShareableHandle(Handle*, void*, int, unsigned long long) {
-  return not_supported("cuMemPoolImportFromShareableHandle");
-}
-VRAM_NULL_API Result cuMemPoolExportPointer(void*, DevicePointer) {
-  return not_supported("cuMemPoolExportPointer");
-}
-VRAM_NULL_API Result cuMemPoolImportPointer(DevicePointer*, Handle, void*) {
-  return not_supported("cuMemPoolImportPointer");
 }

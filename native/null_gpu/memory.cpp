@@ -1,19 +1,15 @@
 #include "null_gpu/memory.hpp"
 
-#include <fcntl.h>
-#include <sys/file.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
-#include <cerrno>
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <deque>
-#include <string>
 #include <utility>
 
 #include "null_gpu/profile.hpp"
+#include "null_gpu/report.hpp"
 
 namespace vram::null_gpu {
 
@@ -80,10 +76,15 @@ Memory::Memory(int device) : device_(device), used_(Profile::get().overhead), pe
 bool Memory::take_locked(std::uint64_t bytes) {
   drop_returned();
   const std::uint64_t total = Profile::get().memory;
-  if (used_ > total || bytes > total - used_) return false;
-  used_ += bytes;
-  if (used_ > peak_) peak_ = used_;
-  return true;
+  const bool taken = used_ <= total && bytes <= total - used_;
+  if (taken)
+    used_ += bytes;
+  else
+    refused_ = bytes;
+  if (taken && used_ <= peak_) return true;
+  peak_ = std::max(peak_, used_);
+  leave_use(device_, {peak_, refused_});
+  return taken;
 }
 
 bool Memory::take(std::uint64_t bytes) {
@@ -107,11 +108,17 @@ std::uint64_t Memory::peak() {
   return peak_;
 }
 
+std::uint64_t Memory::refused() {
+  const std::lock_guard lock(mutex_);
+  return refused_;
+}
+
 Result Memory::allocate(std::uint64_t bytes, DevicePointer* out) {
   const std::lock_guard lock(mutex_);
   *out = 0;
   if (bytes == 0) return kSuccess;
-  if (bytes > Profile::get().memory || !take_locked(bytes = rounded(bytes, kGranule))) return kOutOfMemory;
+  if (bytes <= Profile::get().memory) bytes = rounded(bytes, kGranule);
+  if (!take_locked(bytes)) return kOutOfMemory;
   const DevicePointer address = Addresses::get().take(bytes);
   if (address == 0) {
     used_ -= bytes;
@@ -190,7 +197,7 @@ std::uint64_t Memory::add_page(const Page& page) {
 Result Memory::page_create(std::uint64_t bytes, std::uint64_t* out, bool shareable) {
   const std::lock_guard lock(mutex_);
   if (bytes == 0 || bytes % kGranule != 0) return kInvalidValue;
-  if (bytes > Profile::get().memory || !take_locked(bytes)) return kOutOfMemory;
+  if (!take_locked(bytes)) return kOutOfMemory;
   *out = add_page({.bytes = bytes, .holders = 1, .shareable = shareable});
   return kSuccess;
 }
@@ -223,12 +230,14 @@ Result Memory::page_retain(DevicePointer address, std::uint64_t* out) {
 
 void Memory::drop(std::unordered_map<std::uint64_t, Page>::iterator page) {
   if (page->second.holders != 0 || page->second.mappings != 0) return;
-  if (page->second.file >= 0 && !page->second.imported && flock(page->second.file, LOCK_EX | LOCK_NB) != 0) {
+  if (page->second.exported >= 0 && !ExportedPages::get().remove(page->second.exported)) {
     lent_.push_back(page->first);
     return;
   }
-  if (page->second.file >= 0) close(page->second.file);
-  if (!page->second.imported && !page->second.host) used_ -= page->second.bytes;
+  if (page->second.imported)
+    ImportedPages::get().remove(*page->second.imported);
+  else if (!page->second.host)
+    used_ -= page->second.bytes;
   pages_.erase(page);
 }
 
@@ -279,46 +288,25 @@ Result Memory::unmap(DevicePointer address, std::uint64_t bytes) {
 
 // ---- pages of several processes -------------------------------------------------------------------------
 
-// An exported page has a file. Every descriptor that was exported holds a shared lock on it, which goes where
-// the descriptor goes and ends when the last copy of it, in any process, is closed. An import keeps a copy.
-
-namespace {
-
-struct Record {  // what the file says
-  char kind[8];
-  std::uint64_t bytes;
-  std::int64_t device;
-};
-constexpr char kKind[8] = {'v', 'r', 'a', 'm', 'p', 'a', 'g', 'e'};
-
-}  // namespace
-
 Result Memory::page_export(std::uint64_t handle, int* descriptor) {
   const std::lock_guard lock(mutex_);
   const auto page = pages_.find(handle);
   if (page == pages_.end() || !page->second.shareable) return kInvalidValue;
-  int& file = page->second.file;
-  if (file < 0) {
-    Record record{{}, page->second.bytes, device_};
-    std::memcpy(record.kind, kKind, sizeof(kKind));
-    file = memfd_create("vram null page", MFD_CLOEXEC);
-    if (file < 0 || pwrite(file, &record, sizeof(record), 0) != sizeof(record)) return kUnknownError;
-  }
-  *descriptor = open(("/proc/self/fd/" + std::to_string(file)).c_str(), O_RDWR | O_CLOEXEC);
-  return *descriptor >= 0 && flock(*descriptor, LOCK_SH | LOCK_NB) == 0 ? kSuccess : kUnknownError;
+  std::int64_t& place = page->second.exported;
+  if (place < 0) place = ExportedPages::get().add(page->second.bytes, device_);
+  return place >= 0 ? ExportedPages::get().open(place, descriptor) : kUnknownError;
 }
 
 Result Memory::page_import(int descriptor, std::uint64_t* out) {
-  Record record{};
-  const ssize_t got = pread(descriptor, &record, sizeof(record), 0);
-  if (got < 0 && errno == EBADF) return kUnknownError;
-  if (got != sizeof(record) || std::memcmp(record.kind, kKind, sizeof(kKind)) != 0) return kInvalidValue;
-  Memory* const memory = memory_of(static_cast<int>(record.device));
-  if (memory == nullptr) return kInvalidDevice;
-  const int copy = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
-  if (copy < 0) return kUnknownError;
+  ImportedPages::Page page;
+  if (const Result result = ImportedPages::get().add(descriptor, &page); result != kSuccess) return result;
+  Memory* const memory = memory_of(page.device);
+  if (memory == nullptr) {
+    ImportedPages::get().remove(page);
+    return kInvalidDevice;
+  }
   const std::lock_guard lock(memory->mutex_);
-  *out = memory->add_page({.bytes = record.bytes, .holders = 1, .imported = true, .file = copy});
+  *out = memory->add_page({.bytes = page.bytes, .holders = 1, .imported = page});
   return kSuccess;
 }
 

@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
 #include "null_gpu/abi.hpp"
+#include "null_gpu/shared_pages.hpp"
 
 namespace vram::null_gpu {
 
@@ -53,6 +55,7 @@ class Memory {
   void info(std::uint64_t* free_bytes, std::uint64_t* total_bytes);
   std::uint64_t used();
   std::uint64_t peak();
+  std::uint64_t refused();  // bytes of the last request that was refused; 0: none was
 
   // Bytes without an address, for memory pools, which give out addresses over what they hold.
   bool take(std::uint64_t bytes);
@@ -87,15 +90,15 @@ class Memory {
     int holders = 0;  // the caller's handles
     int mappings = 0;
     bool shareable = false;
-    bool imported = false;
     bool host = false;
-    int file = -1;  // of an exported page: what is locked while others have it; of an imported one: its lock
+    std::int64_t exported = -1;                        // its place among ExportedPages
+    std::optional<ImportedPages::Page> imported = {};  // of another process, or exported by this one
   };
   struct Mapping {
     std::uint64_t bytes = 0;
     std::uint64_t page = 0;
   };
-  bool take_locked(std::uint64_t bytes);
+  bool take_locked(std::uint64_t bytes);  // what is refused is reported
   void drop(std::unordered_map<std::uint64_t, Page>::iterator page);
   std::uint64_t add_page(const Page& page);
   void drop_returned();  // pages that only descriptors have kept
@@ -104,6 +107,7 @@ class Memory {
   std::mutex mutex_;
   std::uint64_t used_;
   std::uint64_t peak_;
+  std::uint64_t refused_ = 0;
   std::map<DevicePointer, std::uint64_t> blocks_;
   std::map<DevicePointer, std::uint64_t> ranges_;  // of memory pools and of other processes
   std::map<DevicePointer, Mapping> mappings_;

@@ -7,6 +7,7 @@
 #include "null_gpu/abi.hpp"
 #include "null_gpu/contents.hpp"
 #include "null_gpu/memory.hpp"
+#include "null_gpu/order.hpp"
 #include "null_gpu/values.hpp"
 
 using namespace vram::null_gpu;
@@ -86,12 +87,17 @@ VRAM_NULL_API int ncclCommGetAsyncError(Communicator*, int* out) {
   *out = 0;
   return 0;
 }
-VRAM_NULL_API int ncclCommFinalize(Communicator*) { return 0; }
+VRAM_NULL_API int ncclCommFinalize(Communicator*) {
+  Order::get().collectives_end();
+  return 0;
+}
 VRAM_NULL_API int ncclCommDestroy(Communicator* each) {
+  Order::get().collectives_end();
   delete each;
   return 0;
 }
 VRAM_NULL_API int ncclCommAbort(Communicator* each) {
+  Order::get().collectives_end();
   delete each;
   return 0;
 }
@@ -136,41 +142,57 @@ std::size_t size_of(int type) {
 VRAM_NULL_API int ncclGroupStart() { return 0; }
 VRAM_NULL_API int ncclGroupEnd() { return 0; }
 VRAM_NULL_API int ncclAllReduce(const void* send, void* receive, std::size_t count, int type, int,
-                                Communicator*, Handle) {
+                                Communicator*, Handle stream) {
+  Order::get().collective(stream);
   copied(receive, send, count * size_of(type));
   return 0;
 }
-VRAM_NULL_API int ncclReduce(const void* send, void* receive, std::size_t count, int type, int, int,
-                             Communicator*, Handle) {
-  copied(receive, send, count * size_of(type));
+VRAM_NULL_API int ncclReduce(const void* send, void* receive, std::size_t count, int type, int, int root,
+                             Communicator* each, Handle stream) {
+  Order::get().collective(stream);
+  if (each->rank == root) copied(receive, send, count * size_of(type));  // others may receive nowhere
   return 0;
 }
 VRAM_NULL_API int ncclBroadcast(const void* send, void* receive, std::size_t count, int type, int,
-                                Communicator*, Handle) {
-  if (send != receive) copied(receive, send, count * size_of(type));
+                                Communicator*, Handle stream) {
+  Order::get().collective(stream);
+  if (send == nullptr)  // only the root must send
+    Contents::get().forget(reinterpret_cast<DevicePointer>(receive), count * size_of(type));
+  else if (send != receive)
+    copied(receive, send, count * size_of(type));
   return 0;
 }
-VRAM_NULL_API int ncclBcast(void*, std::size_t, int, int, Communicator*, Handle) { return 0; }
+VRAM_NULL_API int ncclBcast(void*, std::size_t, int, int, Communicator*, Handle stream) {
+  Order::get().collective(stream);
+  return 0;
+}
 VRAM_NULL_API int ncclAllGather(const void* send, void* receive, std::size_t count, int type,
-                                Communicator* each, Handle) {
+                                Communicator* each, Handle stream) {
+  Order::get().collective(stream);
   const std::size_t bytes = count * size_of(type);
   for (int i = 0; i < each->ranks; ++i)
     copied(static_cast<char*>(receive) + static_cast<std::size_t>(i) * bytes, send, bytes);
   return 0;
 }
 VRAM_NULL_API int ncclReduceScatter(const void* send, void* receive, std::size_t count, int type, int,
-                                    Communicator* each, Handle) {
+                                    Communicator* each, Handle stream) {
+  Order::get().collective(stream);
   const std::size_t bytes = count * size_of(type);
   copied(receive, static_cast<const char*>(send) + static_cast<std::size_t>(each->rank) * bytes, bytes);
   return 0;
 }
 VRAM_NULL_API int ncclAlltoAll(const void* send, void* receive, std::size_t count, int type,
-                               Communicator* each, Handle) {
+                               Communicator* each, Handle stream) {
+  Order::get().collective(stream);
   copied(receive, send, count * size_of(type) * static_cast<std::size_t>(each->ranks));
   return 0;
 }
-VRAM_NULL_API int ncclSend(const void*, std::size_t, int, int, Communicator*, Handle) { return 0; }
-VRAM_NULL_API int ncclRecv(void* receive, std::size_t count, int type, int, Communicator*, Handle) {
+VRAM_NULL_API int ncclSend(const void*, std::size_t, int, int, Communicator*, Handle stream) {
+  Order::get().collective(stream);
+  return 0;
+}
+VRAM_NULL_API int ncclRecv(void* receive, std::size_t count, int type, int, Communicator*, Handle stream) {
+  Order::get().collective(stream);
   Contents::get().forget(reinterpret_cast<DevicePointer>(receive), count * size_of(type));
   return 0;
 }

@@ -1,10 +1,29 @@
 #include "null_gpu/order.hpp"
 
+#include <sys/prctl.h>
+
 #include <algorithm>
 #include <atomic>
+#include <string_view>
 #include <utility>
 
 namespace vram::null_gpu {
+
+namespace {
+
+// Longer than a step takes, and shorter than PyTorch waits for a collective.
+constexpr std::chrono::seconds kCollectives{20};
+
+// Whether this is the thread by which PyTorch finds out which collectives are complete.
+bool watches_collectives() {
+  thread_local const bool watches = [] {
+    char name[16] = {};
+    return prctl(PR_GET_NAME, name) == 0 && std::string_view(name) == "pt_nccl_watchdg";
+  }();
+  return watches;
+}
+
+}  // namespace
 
 Handle new_handle() {
   static std::atomic<std::uint64_t> last{0x1000'0000};
@@ -79,13 +98,33 @@ Result Order::event_record(Handle event, Handle handle) {
   const std::lock_guard lock(mutex_);
   const auto found = events_.find(event);
   if (found == events_.end()) return kInvalidHandle;
-  found->second = {stream(handle).capture, stream(handle).last};
+  const Stream& on = stream(handle);
+  found->second = {on.capture, on.last, on.collectives ? Clock::now() : Clock::time_point{}};
   return kSuccess;
 }
 
 Result Order::event_query(Handle event) {
   const std::lock_guard lock(mutex_);
+  const auto found = events_.find(event);
+  if (found == events_.end()) return kInvalidHandle;
+  const Clock::time_point recorded = found->second.after_collectives;
+  if (recorded <= collectives_ended_ || !watches_collectives()) return kSuccess;
+  return Clock::now() - recorded < kCollectives ? kNotReady : kSuccess;
+}
+
+Result Order::event_synchronize(Handle event) {
+  const std::lock_guard lock(mutex_);
   return events_.contains(event) ? kSuccess : kInvalidHandle;
+}
+
+void Order::collective(Handle handle) {
+  const std::lock_guard lock(mutex_);
+  stream(handle).collectives = true;
+}
+
+void Order::collectives_end() {
+  const std::lock_guard lock(mutex_);
+  collectives_ended_ = Clock::now();
 }
 
 Result Order::capture_begin(Handle handle) {

@@ -2,6 +2,7 @@
 // what is kept is which streams a capture has spread to, and which handles exist.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <mutex>
 #include <unordered_map>
@@ -30,6 +31,16 @@ class Order {
   Result event_destroy(Handle event);
   Result event_record(Handle event, Handle stream);
   Result event_query(Handle event);
+  // The same for whoever waits for it: it is complete.
+  Result event_synchronize(Handle event);
+
+  // Collectives run on this stream. A thread of PyTorch asks ten times a second whether they are complete,
+  // and what they use is kept until it has seen it. How soon that is depends on the GPU and on chance. It
+  // decides whether DDP's first buckets are still there when it makes others, which is one copy of the
+  // gradients. Here this thread, and no other, sees them complete late, so that a prediction is the larger of
+  // the two.
+  void collective(Handle stream);
+  void collectives_end();  // the program waits for them
 
   Result capture_begin(Handle stream);
   Result capture_end(Handle stream, Handle* graph);
@@ -49,10 +60,13 @@ class Order {
     std::uint64_t id = 0;
     std::uint64_t capture = 0;
     std::vector<Handle> last = {};  // nodes of the capture
+    bool collectives = false;
   };
+  using Clock = std::chrono::steady_clock;
   struct Event {
     std::uint64_t capture = 0;  // in which it was recorded
     std::vector<Handle> last = {};
+    Clock::time_point after_collectives = {};  // when it was recorded on their stream
   };
   struct Capture {
     Handle origin = nullptr;
@@ -65,6 +79,7 @@ class Order {
   std::unordered_map<Handle, Event> events_;
   std::unordered_map<std::uint64_t, Capture> captures_;
   std::unordered_map<Handle, std::vector<Handle>> nodes_;  // of captures under way: what they follow
+  Clock::time_point collectives_ended_ = {};
   std::uint64_t last_capture_ = 0;
   std::uint64_t last_stream_ = 0;
 };

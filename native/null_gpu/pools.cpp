@@ -1,5 +1,8 @@
 #include "null_gpu/pools.hpp"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <set>
@@ -43,7 +46,8 @@ Own& own_of(int device) {
 
 }  // namespace
 
-MemoryPool::MemoryPool(int device, std::uint64_t limit) : device_(device), limit_(limit) {
+MemoryPool::MemoryPool(int device, std::uint64_t limit, Kind kind)
+    : device_(device), limit_(limit), kind_(kind) {
   const std::lock_guard lock(all_mutex);
   all().insert(this);
 }
@@ -64,8 +68,12 @@ Result MemoryPool::allocate(std::uint64_t bytes, DevicePointer* out) {
   const std::lock_guard lock(mutex_);
   *out = 0;
   if (bytes == 0) return kSuccess;
+  if (kind_ == Kind::imported) return kInvalidValue;
   Memory& memory = *memory_of(device_);
-  if (bytes > Profile::get().memory) return kOutOfMemory;
+  if (bytes > Profile::get().memory) {
+    (void)memory.take(bytes);  // counts as refused
+    return kOutOfMemory;
+  }
   bytes = rounded(bytes, kUnit);
   if (used_ + bytes > reserved_) {
     if (limit_ != 0 && used_ + bytes > limit_) return kOutOfMemory;
@@ -147,6 +155,71 @@ Result MemoryPool::set(int attribute, const void* value) {
   return kSuccess;
 }
 
+// ---- other processes ------------------------------------------------------------------------------------
+
+namespace {
+
+struct PoolRecord {  // what the file of a descriptor says
+  char kind[8];
+  std::int64_t device;
+};
+constexpr char kPoolKind[8] = {'v', 'r', 'a', 'm', 'p', 'o', 'o', 'l'};
+constexpr char kPointerKind[8] = {'v', 'r', 'a', 'm', 'm', 'e', 'm', 'o'};
+
+}  // namespace
+
+Result MemoryPool::share(int* descriptor) {
+  if (kind_ != Kind::shareable) return kInvalidValue;
+  PoolRecord record{{}, device_};
+  std::memcpy(record.kind, kPoolKind, sizeof(kPoolKind));
+  const int file = memfd_create("vram null pool", MFD_CLOEXEC);
+  if (file < 0) return kUnknownError;
+  if (pwrite(file, &record, sizeof(record), 0) != sizeof(record)) {
+    close(file);
+    return kUnknownError;
+  }
+  *descriptor = file;
+  return kSuccess;
+}
+
+Result MemoryPool::import(int descriptor, MemoryPool** out) {
+  PoolRecord record{};
+  if (pread(descriptor, &record, sizeof(record), 0) != sizeof(record)) return kInvalidValue;
+  if (std::memcmp(record.kind, kPoolKind, sizeof(kPoolKind)) != 0) return kInvalidValue;
+  const int device = static_cast<int>(record.device);
+  if (memory_of(device) == nullptr) return kInvalidDevice;
+  *out = new MemoryPool(device, 0, Kind::imported);
+  return kSuccess;
+}
+
+Result MemoryPool::share(DevicePointer address, Pointer* out) {
+  const std::lock_guard lock(all_mutex);
+  for (MemoryPool* const pool : all()) {
+    const std::lock_guard guard(pool->mutex_);
+    const auto block = pool->blocks_.find(address);
+    if (block == pool->blocks_.end()) continue;
+    if (pool->kind_ != Kind::shareable) return kInvalidValue;
+    *out = {{}, block->second, pool->device_, {}};
+    std::memcpy(out->kind, kPointerKind, sizeof(kPointerKind));
+    return kSuccess;
+  }
+  return kInvalidValue;
+}
+
+// The memory counts for the process that allocated it.
+Result MemoryPool::import(const Pointer& pointer, DevicePointer* out) {
+  const std::lock_guard lock(mutex_);
+  const bool known = std::memcmp(pointer.kind, kPointerKind, sizeof(kPointerKind)) == 0;
+  if (kind_ != Kind::imported || !known || pointer.device != device_) return kInvalidValue;
+  if (pointer.bytes == 0 || pointer.bytes > Profile::get().memory) return kInvalidValue;
+  *out = Addresses::get().take(pointer.bytes);
+  if (*out == 0) return kOutOfMemory;
+  used_ += pointer.bytes;
+  blocks_.emplace(*out, pointer.bytes);
+  memory_of(device_)->add_range(*out, pointer.bytes);
+  return kSuccess;
+}
+
 MemoryPool*& MemoryPool::current(int device) { return own_of(device).current; }
 MemoryPool* MemoryPool::own(int device) { return own_of(device).own; }
 
@@ -184,7 +257,10 @@ DevicePointer address_of(void* pointer) { return reinterpret_cast<DevicePointer>
 
 VRAM_NULL_API Result cuMemPoolCreate(Handle* out, const PoolProperties* properties) {
   if (memory_of(properties->location.id) == nullptr) return kInvalidDevice;
-  *out = new MemoryPool(properties->location.id, properties->max_bytes);
+  const bool shareable = properties->handle_types == kFileDescriptor;
+  if (!shareable && properties->handle_types != 0) return kNotSupported;
+  *out = new MemoryPool(properties->location.id, properties->max_bytes,
+                        shareable ? MemoryPool::Kind::shareable : MemoryPool::Kind::own);
   return kSuccess;
 }
 VRAM_NULL_API Result cuMemPoolDestroy(Handle pool) {
@@ -231,6 +307,29 @@ VRAM_NULL_API Result cuMemFreeAsync(DevicePointer address, Handle) {
   return MemoryPool::free_anywhere(address) == kSuccess ? kSuccess : memory_at(address).free(address);
 }
 
+VRAM_NULL_API Result cuMemPoolExportToShareableHandle(void* out, Handle pool, int kind, unsigned long long) {
+  int descriptor = -1;
+  if (kind != kFileDescriptor) return kInvalidValue;
+  const Result result = pool_of(pool)->share(&descriptor);
+  if (result == kSuccess) std::memcpy(out, &descriptor, sizeof(descriptor));
+  return result;
+}
+VRAM_NULL_API Result cuMemPoolImportFromShareableHandle(Handle* out, void* descriptor, int kind,
+                                                        unsigned long long) {
+  if (kind != kFileDescriptor) return kInvalidValue;
+  MemoryPool* pool = nullptr;
+  const auto file = static_cast<int>(reinterpret_cast<std::intptr_t>(descriptor));
+  const Result result = MemoryPool::import(file, &pool);
+  *out = pool;
+  return result;
+}
+VRAM_NULL_API Result cuMemPoolExportPointer(MemoryPool::Pointer* out, DevicePointer address) {
+  return MemoryPool::share(address, out);
+}
+VRAM_NULL_API Result cuMemPoolImportPointer(DevicePointer* out, Handle pool, MemoryPool::Pointer* pointer) {
+  return pool_of(pool)->import(*pointer, out);
+}
+
 VRAM_NULL_API Result cudaMallocAsync(void** out, std::size_t bytes, Handle stream) {
   DevicePointer address = 0;
   const Result result = cuMemAllocAsync(&address, bytes, stream);
@@ -268,4 +367,20 @@ VRAM_NULL_API Result cudaDeviceGetMemPool(Handle* out, int device) {
 }
 VRAM_NULL_API Result cudaDeviceSetMemPool(int device, Handle pool) {
   return returned(cuDeviceSetMemPool(device, pool));
+}
+VRAM_NULL_API Result cudaMemPoolExportToShareableHandle(void* out, Handle pool, int kind, unsigned flags) {
+  return returned(cuMemPoolExportToShareableHandle(out, pool, kind, flags));
+}
+VRAM_NULL_API Result cudaMemPoolImportFromShareableHandle(Handle* out, void* descriptor, int kind,
+                                                          unsigned flags) {
+  return returned(cuMemPoolImportFromShareableHandle(out, descriptor, kind, flags));
+}
+VRAM_NULL_API Result cudaMemPoolExportPointer(MemoryPool::Pointer* out, void* pointer) {
+  return returned(cuMemPoolExportPointer(out, address_of(pointer)));
+}
+VRAM_NULL_API Result cudaMemPoolImportPointer(void** out, Handle pool, MemoryPool::Pointer* pointer) {
+  DevicePointer address = 0;
+  const Result result = cuMemPoolImportPointer(&address, pool, pointer);
+  *out = reinterpret_cast<void*>(address);
+  return returned(result);
 }

@@ -7,6 +7,8 @@
 
 namespace vram::null_gpu {
 
+inline constexpr int kMostDevices = 64;
+
 struct Profile {
   std::string name = "NVIDIA H200";
   std::uint64_t memory = 0;    // bytes the device has

@@ -295,7 +295,9 @@ VRAM_NULL_API Result cudaEventRecordWithFlags(Handle event, Handle stream, unsig
   return returned(Order::get().event_record(event, stream));
 }
 VRAM_NULL_API Result cudaEventQuery(Handle event) { return returned(Order::get().event_query(event)); }
-VRAM_NULL_API Result cudaEventSynchronize(Handle event) { return returned(Order::get().event_query(event)); }
+VRAM_NULL_API Result cudaEventSynchronize(Handle event) {
+  return returned(Order::get().event_synchronize(event));
+}
 VRAM_NULL_API Result cudaEventElapsedTime(float* milliseconds, Handle, Handle) {
   *milliseconds = 1.0f;
   return kSuccess;

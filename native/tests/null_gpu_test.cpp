@@ -1,6 +1,8 @@
 // The null GPU without a program on it: memory and its limits, pages, pools, captures, graphs, what copies
 // make known, locked host memory, and the sizes of workspaces beside those of an H200.
 #include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -9,6 +11,7 @@
 #include <cstring>
 #include <optional>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "null_gpu/contents.hpp"
@@ -61,6 +64,11 @@ Result cudaStreamGetCaptureInfo(Handle, int*, std::uint64_t*, Handle*, const Han
 Result cudaStreamGetCaptureInfo_v2(Handle, int*, std::uint64_t*, Handle*, const Handle**, std::size_t*);
 Result cudaStreamGetCaptureInfo_v3(Handle, int*, std::uint64_t*, Handle*, const Handle**, const void**,
                                    std::size_t*);
+int ncclAllReduce(const void*, void*, std::size_t, int, int, Handle, Handle);
+int ncclBroadcast(const void*, void*, std::size_t, int, int, Handle, Handle);
+int ncclCommDestroy(Handle);
+int ncclCommInitAll(Handle*, int, const int*);
+int ncclReduce(const void*, void*, std::size_t, int, int, int, Handle, Handle);
 }
 
 namespace {
@@ -214,6 +222,85 @@ TEST(a_page_counts_for_its_creator_until_all_processes_have_released_it) {
   CHECK(close(sockets[0]) == 0);
 }
 
+int open_descriptors() {
+  int open = 0;
+  for (int each = 0; each < 1024; ++each) open += fcntl(each, F_GETFD) != -1;
+  return open;
+}
+
+// As many processes as share, so many descriptors: not one for each page.
+TEST(sharing_many_pages_keeps_one_descriptor_here_and_one_for_each_other_process) {
+  constexpr int kPages = 200;
+  const int before = open_descriptors();
+  std::vector<std::uint64_t> pages(kPages), imported(kPages);
+  for (int i = 0; i < kPages; ++i) {
+    int descriptor = -1;
+    CHECK(memory().page_create(2 * kMiB, &pages[i], true) == kSuccess);
+    CHECK(memory().page_export(pages[i], &descriptor) == kSuccess);
+    CHECK(Memory::page_import(descriptor, &imported[i]) == kSuccess && close(descriptor) == 0);
+  }
+  CHECK(open_descriptors() <= before + 2);
+  for (const std::uint64_t page : pages) CHECK(memory().page_release(page) == kSuccess);
+  CHECK(memory().used() == kOverhead + kPages * 2 * kMiB);  // the imports keep them
+  for (int i = 0; i < kPages; i += 2) CHECK(memory().page_release(imported[i]) == kSuccess);
+  CHECK(memory().used() == kOverhead + kPages * kMiB);
+  for (int i = 1; i < kPages; i += 2) CHECK(memory().page_release(imported[i]) == kSuccess);
+  CHECK(memory().used() == kOverhead);
+  CHECK(open_descriptors() <= before + 1);
+}
+
+// The importer is killed: its lock ends with it.
+TEST(a_page_is_free_once_a_process_that_imported_it_was_killed) {
+  int sockets[2];
+  CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0);
+  std::uint64_t page = 0;
+  int descriptor = -1, status = -1;
+  char byte = 0;
+  const pid_t child = fork();
+  if (child == 0) {
+    const int received = pass(sockets[1], -1);
+    if (Memory::page_import(received, &page) != kSuccess || close(received) != 0) _exit(1);
+    if (write(sockets[1], &byte, 1) != 1) _exit(2);
+    pause();
+  }
+  CHECK(close(sockets[1]) == 0);  // so that a child that fails is noticed
+  CHECK(memory().page_create(4 * kMiB, &page, true) == kSuccess);
+  CHECK(memory().page_export(page, &descriptor) == kSuccess && pass(sockets[0], descriptor) == descriptor);
+  CHECK(close(descriptor) == 0 && read(sockets[0], &byte, 1) == 1);
+  CHECK(memory().page_release(page) == kSuccess && memory().used() == kOverhead + 4 * kMiB);
+  CHECK(kill(child, SIGKILL) == 0 && waitpid(child, &status, 0) == child);
+  CHECK(memory().used() == kOverhead);
+  CHECK(close(sockets[0]) == 0);
+}
+
+TEST(what_another_process_imports_of_a_pool_counts_for_the_pool) {
+  MemoryPool plain(0), shared(0, 0, MemoryPool::Kind::shareable);
+  DevicePointer own = 0, found = 0, again = 0;
+  MemoryPool::Pointer pointer;
+  int descriptor = -1;
+  CHECK(plain.share(&descriptor) == kInvalidValue && shared.share(&descriptor) == kSuccess);
+  CHECK(plain.allocate(kMiB, &own) == kSuccess && MemoryPool::share(own, &pointer) == kInvalidValue);
+  CHECK(plain.free(own) == kSuccess && MemoryPool::share(own, &pointer) == kInvalidValue);
+  CHECK(shared.allocate(3 * kMiB, &own) == kSuccess && MemoryPool::share(own, &pointer) == kSuccess);
+  const std::uint64_t used = memory().used();
+  MemoryPool* imported = nullptr;
+  CHECK(MemoryPool::import(0, &imported) == kInvalidValue &&
+        MemoryPool::import(-1, &imported) == kInvalidValue);
+  CHECK(MemoryPool::import(descriptor, &imported) == kSuccess && close(descriptor) == 0);
+  CHECK(imported->allocate(512, &again) == kInvalidValue);
+  CHECK(shared.import(pointer, &again) == kInvalidValue);
+  CHECK(imported->import(pointer, &found) == kSuccess && imported->import(pointer, &again) == kSuccess);
+  CHECK(found != own && again != found && memory().used() == used);
+  DevicePointer begin = 0;
+  std::uint64_t bytes = 0;
+  CHECK(memory().find(found + 5, &begin, &bytes) && begin == found && bytes == 3 * kMiB);
+  pointer.kind[0] = 'x';
+  CHECK(imported->import(pointer, &again) == kInvalidValue);
+  CHECK(MemoryPool::free_anywhere(found) == kSuccess && imported->free(found) == kNotFound);
+  delete imported;  // with what is still imported
+  CHECK(!memory().find(again, &begin, &bytes) && shared.free(own) == kSuccess);
+}
+
 TEST(pools_keep_what_their_threshold_says) {
   MemoryPool pool(0, 256 * kMiB);
   DevicePointer first = 0, second = 0;
@@ -307,6 +394,91 @@ TEST(copies_are_known_until_a_kernel_runs) {
   copied(got.data(), device + kMiB, 4);
   CHECK(got[0] == 0 && got[3] == 0);
   CHECK(memory().free(place) == kSuccess);
+}
+
+// Weights are copied to the device first; what decides comes after them.
+TEST(a_few_bytes_are_known_however_much_is_copied_before_and_after_them) {
+  constexpr std::size_t kWeights = 24 * kMiB;
+  DevicePointer place = 0;
+  CHECK(memory().allocate(512 * kMiB, &place) == kSuccess);
+  char* const device = reinterpret_cast<char*>(place);
+  const std::vector<char> weights(kWeights, 7);
+  const auto copy_weights = [&](std::uint64_t at) { copied(device + at, weights.data(), kWeights); };
+  std::uint64_t sizes[2] = {148, 24}, got[2] = {};
+  for (std::uint64_t layer = 0; layer < 8; ++layer) copy_weights(layer * kWeights);
+  copied(device + 400 * kMiB, sizes, sizeof(sizes));
+  for (std::uint64_t layer = 8; layer < 16; ++layer) copy_weights(layer * kWeights);
+  copied(got, device + 400 * kMiB, sizeof(got));
+  CHECK(got[0] == 148 && got[1] == 24);
+  char one = 0;
+  copied(&one, device + 15 * kWeights, 1);  // of equal pieces the newest are known
+  CHECK(one == 7);
+  copied(&one, device, 1);
+  CHECK(one == 0);
+  kernel_launched();
+  CHECK(memory().free(place) == kSuccess);
+}
+
+// As after a gather, whose parts come one by one.
+TEST(what_lies_side_by_side_is_known_as_a_whole) {
+  DevicePointer place = 0;
+  CHECK(memory().allocate(2 * kMiB, &place) == kSuccess);
+  char* const device = reinterpret_cast<char*>(place);
+  const int parts[2] = {3, 4};
+  int got[2] = {};
+  copied(device, &parts[0], sizeof(int));
+  copied(device + sizeof(int), &parts[1], sizeof(int));
+  copied(device + kMiB, device, sizeof(parts));
+  copied(got, device + kMiB, sizeof(got));
+  CHECK(got[0] == 3 && got[1] == 4);
+  copied(got, device + 4, sizeof(got));  // half of it is not known
+  CHECK(got[0] == 0 && got[1] == 0);
+  kernel_launched();
+  CHECK(memory().free(place) == kSuccess);
+}
+
+TEST(ranks_that_neither_send_nor_receive_name_no_memory) {
+  DevicePointer place = 0;
+  CHECK(memory().allocate(2 * kMiB, &place) == kSuccess);
+  void* const device = reinterpret_cast<void*>(place);
+  void* communicators[2] = {};
+  int value = 5, got = 0;
+  CHECK(ncclCommInitAll(communicators, 2, nullptr) == 0);
+  copied(device, &value, sizeof(value));
+  CHECK(ncclReduce(device, nullptr, 1, 2, 0, 0, communicators[1], nullptr) == 0);
+  copied(&got, device, sizeof(got));
+  CHECK(got == 5);
+  CHECK(ncclBroadcast(nullptr, device, 1, 2, 0, communicators[1], nullptr) == 0);
+  copied(&got, device, sizeof(got));
+  CHECK(got == 0);  // what the root sends is not known here
+  for (void* const each : communicators) CHECK(ncclCommDestroy(each) == 0);
+  CHECK(memory().free(place) == kSuccess);
+}
+
+// The thread by which PyTorch finds out that collectives are complete, so that what they use can be released.
+Result seen_by_the_watchdog(Handle event) {
+  Result result = kUnknownError;
+  std::thread([&] {
+    (void)pthread_setname_np(pthread_self(), "pt_nccl_watchdg");
+    result = cudaEventQuery(event);
+  }).join();
+  return result;
+}
+
+TEST(collectives_complete_late_for_the_watchdog_alone) {
+  Order& order = Order::get();
+  void* communicator = nullptr;
+  CHECK(ncclCommInitAll(&communicator, 1, nullptr) == 0);
+  const Handle stream = order.stream_create(0), other = order.stream_create(0);
+  const Handle event = order.event_create();
+  CHECK(ncclAllReduce(nullptr, nullptr, 0, 2, 0, communicator, stream) == 0);
+  CHECK(order.event_record(event, stream) == kSuccess);
+  CHECK(seen_by_the_watchdog(event) == kNotReady && cudaEventQuery(event) == kSuccess);
+  CHECK(order.event_record(event, other) == kSuccess && seen_by_the_watchdog(event) == kSuccess);
+  CHECK(order.event_record(event, stream) == kSuccess && ncclCommDestroy(communicator) == 0);
+  CHECK(seen_by_the_watchdog(event) == kSuccess);  // the program has waited for all of them
+  CHECK(order.event_destroy(event) == kSuccess);
+  CHECK(order.stream_destroy(stream) == kSuccess && order.stream_destroy(other) == kSuccess);
 }
 
 TEST(devices_access_others_once_it_is_enabled) {

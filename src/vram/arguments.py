@@ -6,6 +6,7 @@ An integer is anything with `__index__`, including NumPy's integers. Sizes are p
 
 from __future__ import annotations
 
+import ast
 import math
 import operator
 import os
@@ -13,8 +14,20 @@ from typing import Any, TypeVar
 
 from vram.errors import ConfigError
 
-__all__ = ["real_number", "require", "require_label", "require_path", "shown", "whole_number"]
+__all__ = [
+    "real_number",
+    "require",
+    "require_label",
+    "require_path",
+    "require_python",
+    "shown",
+    "whole_number",
+]
 
+ELF = b"\x7fELF"
+"""How a compiled program begins."""
+MOST_FIRST = 1024
+"""Bytes of a script that are read to find out what it is for."""
 _Kind = TypeVar("_Kind")
 MOST_SHOWN = 64
 """Maximum number of characters of a value quoted in a message."""
@@ -60,6 +73,35 @@ def require_path(path: Any) -> str | os.PathLike[str]:
     except UnicodeError:
         raise ConfigError(f"{shown(path)} is not a path: no file can have this name", value=path) from None
     return path
+
+
+def require_python(script: str | os.PathLike[str]) -> None:
+    """Raise a ConfigError if Python cannot run the file or folder `script`: it is for another program."""
+    name = os.fspath(script)
+    if os.path.isdir(name):
+        if not any(os.path.isfile(os.path.join(name, f"__main__.py{end}")) for end in ("", "c")):
+            raise ConfigError(f"{name} is a folder without __main__.py; name a script in it")
+        return
+    with open(name, "rb") as file:
+        first = file.readline(MOST_FIRST)
+        if first.startswith(ELF):
+            raise ConfigError(f"{name} is a compiled program, not a Python script")
+        other = first.startswith(b"#!") and b"py" not in first
+        if (other or name.endswith(".sh")) and not _parses(first + file.read()):
+            reader = first[2:].decode(errors="replace").strip() if other else "the shell"
+            raise ConfigError(
+                f"{name} is a script for {reader}, not for Python; name the Python script that it starts, "
+                "or call vram inside it"
+            )
+
+
+def _parses(source: bytes) -> bool:
+    """Whether it is Python's all the same: installers write scripts that the shell and Python can read."""
+    try:
+        ast.parse(source)
+    except (SyntaxError, ValueError):
+        return False
+    return True
 
 
 def whole_number(value: Any, name: str, *, least: int = 0, most: int = 2**63 - 1) -> int:

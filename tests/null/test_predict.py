@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import vram
-from vram.predict import Prediction, find, find_gpu, run
+from vram.predict import Prediction, find, find_gpu, null_environment, run
 from vram.predict.environment import cuda_of_torch
 
 pytestmark = [
@@ -162,6 +162,55 @@ def test_a_request_that_no_gpu_can_serve_is_compared_like_any_other(script: Any,
     assert all((each["smallest_capacity"] < GIB) == caught for each in settings)
 
 
+HALVES = """
+    import json, sys, torch
+    GIB = 1 << 30
+    def zeros(size):
+        return torch.zeros(size, dtype=torch.uint8, device="cuda")
+    def attempt(batch):  # a failure leaves nothing behind that it held
+        first = zeros(batch * GIB)
+        second = zeros(batch * GIB)
+        return batch
+    def largest(batch):
+        while True:
+            try:
+                return attempt(batch)
+            except torch.OutOfMemoryError:
+                batch //= 2
+    def held_by_a_handler():  # nor do the arguments of what failed
+        try:
+            return torch.stack([zeros(3 * GIB), zeros(3 * GIB)])
+        except torch.OutOfMemoryError:
+            return torch.cuda.memory_allocated()
+    found = [largest(16), held_by_a_handler(), torch.cuda.max_memory_allocated()]
+    open(sys.argv[1], "w").write(json.dumps(found))
+"""
+
+
+def test_a_program_decides_the_same_under_a_prediction_as_without_one(script: Any, tmp_path: Path) -> None:
+    gpu = find_gpu("h200").with_memory(CONTEXT + 9 * GIB)
+    path, said = script(HALVES), tmp_path / "said"
+    subprocess.run([sys.executable, path, said], env=null_environment(gpu), check=True)
+    assert json.loads(said.read_text()) == [4, 0, 8 * GIB]
+    found = run([path, said], gpu)
+    assert json.loads(said.read_text()) == [4, 0, 8 * GIB]
+    assert found.peak_allocated == 8 * GIB and [each.caught for each in found.failures] == [True] * 3
+
+
+def test_a_program_that_leaves_at_once_has_its_whole_prediction(script: Any) -> None:
+    text = "import os, torch\nkept = torch.zeros(64 << 20, device='cuda')\nos._exit(3)\n"
+    found = predict(script(text))
+    assert (found.outcome, found.status, found.notes) == ("failed", 3, [])
+    assert found.peak_allocated == 256 * MIB and found.trace is not None
+
+
+def test_a_request_that_is_refused_is_enough_for_a_prediction(script: Any) -> None:
+    found = predict(script("import torch\ntorch.empty(200 << 30, dtype=torch.uint8, device='cuda')\n"))
+    assert found.outcome == "out of memory" and found.failure is not None
+    assert (found.failure.size, found.failure.reserved) == (200 * GIB, 0)
+    assert found.unlimited is not None and found.unlimited.peak_reserved == 200 * GIB
+
+
 def test_a_program_that_fails_has_its_traceback_and_what_was_known(script: Any, tmp_path: Path) -> None:
     path = script("import torch\nkept = torch.zeros(64 << 20, device='cuda')\nraise ValueError('mine')\n")
     with (tmp_path / "errors").open("w") as errors:
@@ -297,7 +346,7 @@ def test_ranks_of_torchrun(script: Any) -> None:
         kept = torch.zeros((rank + 1) << 25, dtype=torch.uint8, device="cuda")
         """
     )
-    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", path]
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", path]
     found = predict(*command, gpu="h200", gpus=2)
     assert [(use.rank, use.device, use.reserved) for use in found.uses] == [
         (0, 0, 32 * MIB),

@@ -15,9 +15,11 @@ from vram.trace import Action
 pytestmark = pytest.mark.fork
 
 
-def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: str, cwd: Path, command: str = "run", **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "vram", "run", *arguments],
+        [sys.executable, "-m", "vram", command, *arguments],
         capture_output=True,
         text=True,
         timeout=600,
@@ -112,6 +114,36 @@ def test_a_program_that_is_not_there_is_one_line(tmp_path: Path, arguments: list
     ended = run(*arguments, cwd=tmp_path)
     assert ended.returncode == 2 and "Traceback" not in ended.stderr
     assert " not found " in ended.stderr and arguments[-1] in ended.stderr
+
+
+WRONG_PROGRAMS = {
+    "folder": (["folder"], "folder is a folder without __main__.py; name a script in it"),
+    "shell": (["train.sh"], "train.sh is a script for /bin/bash -e, not for Python"),
+    "no first line": (["bare.sh"], "bare.sh is a script for the shell, not for Python"),
+    "compiled": (["/bin/true"], "/bin/true is a compiled program, not a Python script"),
+    "code": (["-c", "print(1)"], "code after -c is not supported; write it to a file"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_PROGRAMS)
+@pytest.mark.parametrize("command", ["run", "predict"])
+def test_what_python_cannot_run_is_one_clear_sentence(tmp_path: Path, command: str, name: str) -> None:
+    if command == "predict" and name == "compiled":
+        pytest.skip("vram predict runs any command")
+    (tmp_path / "folder").mkdir()
+    write(tmp_path, "train.sh", "#!/bin/bash -e\nif true; then python train.py; fi\n")
+    write(tmp_path, "bare.sh", "exec python train.py\n")
+    arguments, sentence = WRONG_PROGRAMS[name]
+    ended = run(*arguments, cwd=tmp_path, command=command)
+    assert ended.returncode == 2 and "Traceback" not in ended.stderr
+    assert sentence in " ".join(ended.stderr.replace("│", " ").split())
+
+
+def test_a_script_that_the_shell_and_python_can_read_runs(tmp_path: Path) -> None:
+    """Installers write such scripts where the path of the interpreter is long."""
+    text = "#!/bin/sh\n'''exec' /a/long/path/python \"$0\" \"$@\"\n' '''\nprint('ran')\n"
+    ended = run(write(tmp_path, "torchrun", text), cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (0, "ran\n"), ended.stderr
 
 
 def test_an_error_of_vram_in_the_program_keeps_its_traceback(tmp_path: Path) -> None:

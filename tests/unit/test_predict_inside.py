@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import threading
 import traceback
+import weakref
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,26 @@ def test_marks_of_a_long_program_are_bounded(tmp_path: Path, monkeypatch: pytest
     assert [name for _stage, name, _time in recorded.marks] == [
         f"step#{number}" for number in range(45, 50) for _ in "12"
     ]
+
+
+def test_a_failure_keeps_nothing_of_the_program_alive(tmp_path: Path) -> None:
+    recorded = session.Session(str(tmp_path), None)
+
+    def step() -> weakref.ref[set[str]]:
+        batch = {"a batch"}
+        recorded._out_of_memory(0, 1 << 30, 0, 0)
+        return weakref.ref(batch)
+
+    gc.disable()
+    try:
+        held = [step()]
+        thread = threading.Thread(target=lambda: held.append(step()))
+        thread.start()
+        thread.join()
+        assert [each() for each in held] == [None, None]
+    finally:
+        gc.enable()
+    assert [each["place"].rpartition(" ")[2] for each in recorded.failures] == ["step", "step"]
 
 
 OURS = compile("def through(function):\n    function()\n", tracebacks.HERE + "values.py", "exec")

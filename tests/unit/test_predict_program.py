@@ -110,6 +110,28 @@ def run_on_null_gpu(code: str, **more: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+WRONG = {
+    "is not set": None,
+    "has h200, which is not KEY=VALUE": "h200",
+    "has memory=24GiB": "memory=24GiB",
+    "has memory=-1": "memory=-1",
+    "has devices=9999999999": "memory=1;devices=9999999999",
+    "has too few or too many devices": "memory=1;devices=65",
+    "has no setting memorry": "memorry=1",
+    "has no memory=BYTES": "name=H200",
+}
+
+
+@pytest.mark.parametrize("why", WRONG)
+def test_a_wrong_setting_of_the_null_gpu_is_one_line(why: str) -> None:
+    code = f"import os\nos.environ.pop('VRAM_NULL_GPU')\nif {WRONG[why] is not None}: "
+    code += f"os.environ['VRAM_NULL_GPU'] = {WRONG[why] or ''!r}\n"
+    code += "import ctypes; ctypes.CDLL(None).cuDeviceGetCount(ctypes.byref(ctypes.c_int()))"
+    ended = run_on_null_gpu(code)
+    assert ended.returncode == 2 and ended.stdout == ""
+    assert ended.stderr == f"vram: VRAM_NULL_GPU {why}; let vram run --null-gpu or vram predict set it\n"
+
+
 def test_nothing_of_ours_can_be_imported_by_name() -> None:
     code = (
         "import importlib.util as u; print([n for n in ('session', 'values', 'imports') if u.find_spec(n)])"
@@ -175,7 +197,7 @@ def test_what_a_program_leaves_is_the_prediction(tmp_path: Path) -> None:
 def test_a_program_that_does_not_use_cuda_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did not use GPU memory"):
         run([program(tmp_path, "")])
-    with pytest.raises(ConfigError, match="exit status 3 before it used CUDA"):
+    with pytest.raises(ConfigError, match="exit status 3 before it used GPU memory"):
         run([program(tmp_path, "sys.exit(3)")])
 
 
@@ -193,6 +215,70 @@ def test_memory_of_other_libraries_than_pytorch_counts_and_that_of_a_parent_only
     assert [(use.device, use.reserved, use.recording) for use in found.uses] == [(1, 0, None)]
     assert found.peak_used >= 64 << 20 and found.peak_used - found.gpu.overhead < 128 << 20
     assert found.fits and found.holders() == []
+
+
+ENDS = {
+    "killed": ("os.kill(os.getpid(), 9)", -9),
+    "crashed": ("import ctypes; ctypes.string_at(0)", -11),
+    "left in C": ("import ctypes; ctypes.CDLL(None)._exit(3)", 3),
+    "left": ("os._exit(3)", 3),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_what_a_process_used_survives_however_it_ends(tmp_path: Path, end: str) -> None:
+    body, status = ENDS[end]
+    allocate = "import vram\nkept = vram.Pool('cuda:0').allocate('64MiB')\n"
+    found = run([program(tmp_path, allocate + body)], stderr=subprocess.DEVNULL)
+    assert (found.outcome, found.status) == ("failed", status) and len(found.uses) == 1
+    assert 64 << 20 <= found.peak_used - found.gpu.overhead < 128 << 20
+    reported = not any("ended without a report" in note for note in found.notes)
+    assert reported == (end == "left")
+
+
+def test_a_process_that_is_killed_beside_others_counts(tmp_path: Path) -> None:
+    body = """
+        import vram
+        killed = os.fork() == 0
+        kept = vram.Pool("cuda:1" if killed else "cuda:0").allocate("64MiB" if killed else "32MiB")
+        if killed:
+            os.kill(os.getpid(), 9)
+        os.wait()
+        sys.exit(1)
+    """
+    found = run([program(tmp_path, body)], "h200:2")
+    assert {use.device: (use.used - found.gpu.overhead) >> 25 for use in found.uses} == {0: 1, 1: 2}
+    assert found.outcome == "failed" and sum("ended without a report" in note for note in found.notes) == 1
+
+
+def test_a_program_that_is_not_python_has_a_prediction(tmp_path: Path) -> None:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    source, command = tmp_path / "use.c", tmp_path / "use"
+    source.write_text(
+        "#include <stddef.h>\nint cuMemAlloc_v2(void**, size_t);\n"
+        "int main(void) { void* p; return cuMemAlloc_v2(&p, (size_t)3 << 30); }"
+    )
+    folder = null_environment(find_gpu("h200"))["TRITON_LIBCUDA_PATH"]
+    subprocess.run([compiler, str(source), f"-L{folder}", "-l:libcuda.so.1", "-o", str(command)], check=True)
+    found = run([str(command)])
+    assert found.outcome == "completed" and found.peak_used == found.gpu.overhead + (3 << 30)
+
+
+REFUSED = """
+    import ctypes
+    size = ctypes.c_size_t(200 << 30)
+    assert ctypes.CDLL(None).cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), size) == 2
+"""
+
+
+def test_a_program_whose_only_request_is_refused_has_used_a_gpu(tmp_path: Path) -> None:
+    found = run([program(tmp_path, REFUSED)])
+    assert found.outcome == "completed" and found.peak_used == found.gpu.overhead
+    found = run([program(tmp_path, REFUSED + "    os.kill(os.getpid(), 9)")])
+    assert found.outcome == "failed" and found.peak_used == found.gpu.overhead
+    assert "the last request that the device refused was 200 GiB" in found.notes[0]
 
 
 def test_a_program_that_fails_later_has_a_prediction_up_to_there(tmp_path: Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import math
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 from array import array
 from pathlib import Path
 from typing import Any
@@ -344,6 +347,32 @@ def test_a_file_that_cannot_be_written_ends_the_recording_and_not_the_program(
         recorder.close()
     pool.free(pool.malloc(1000))
     recorder.close()
+
+
+def test_a_recording_that_failed_keeps_nothing_of_the_program_alive(
+    pool: vram.Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_arguments: object, **_more: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def step() -> weakref.ref[Any]:
+        batch = {"a batch"}
+        recorder._look()
+        return weakref.ref(batch)
+
+    recorder = vram.record(pool, tmp_path / "run.vtrace")
+    gc.disable()
+    try:
+        with recorder._lock:  # the recording's own thread looks later
+            pool.free(pool.malloc(1000))
+            monkeypatch.setattr(recorder, "_write", full)
+            monkeypatch.setattr(recorder, "_written_at", -math.inf)
+            held = step()
+            assert recorder.closed and held() is None
+    finally:
+        gc.enable()
+    with pytest.raises(vram.TraceError, match="No space left"):
+        recorder.close()
 
 
 def test_a_file_that_cannot_be_written_does_not_hide_the_error_of_the_program(

@@ -28,6 +28,7 @@ __all__ = [
     "FINDING",
     "INTERRUPTED",
     "NOT_TRIED",
+    "NO_CODE",
     "Commands",
     "at_option",
     "device_option",
@@ -56,6 +57,7 @@ INTERRUPTED = 128 + 2
 """What shells report for a program ended by Ctrl-C."""
 READER_LEFT = 128 + 13
 """What shells report for a program ended by SIGPIPE."""
+NO_CODE = "code after -c is not supported; write it to a file and name the file"
 PIPED_WIDTH = 120
 SHOWN_AFTER_S = 1.0
 MICROSECONDS = {"us": 1.0, "µs": 1.0, "ms": 1e3, "s": 1e6, "min": 60e6}

@@ -18,6 +18,7 @@ from vram.sizes import format_count, format_size
 from .console import (
     BAD_INPUT,
     FINDING,
+    NO_CODE,
     draw_facts,
     draw_grid,
     draw_line,
@@ -61,7 +62,7 @@ def _split(args: Sequence[str], valued: dict[str, bool]) -> tuple[list[str], lis
             return ours, list(words)
         if name not in valued or (program and name in ("-h", "--help")):
             if not program and word.startswith("-") and word != "-m":
-                raise click.NoSuchOption(word)
+                raise click.UsageError(NO_CODE) if word == "-c" else click.NoSuchOption(word)
             program.append(word)
             continue
         if program:

@@ -31,7 +31,7 @@ class ProgramRecording:
         self._pools = record_pools(get_memory_manager(), path)
         self._torch: Any = None
         self._watch: Watch | None = None
-        self._failure: Exception | None = None
+        self._failure: str | None = None
         self._begun: list[str] = []  # steps and phases that are open when the program first uses CUDA
         self._end_marks = marks.add(self._mark)
         after_import("torch", self._torch_imported)
@@ -59,7 +59,7 @@ class ProgramRecording:
             for name in self._begun:
                 self._watch.mark("START", name)
         except Exception as error:
-            self._failure = error
+            self._failure = str(error)  # the error itself would keep what the calling functions hold
 
     def wait(self) -> None:
         """Wait for the threads that Python waits for at the end of a program, and write what they did."""
@@ -70,7 +70,7 @@ class ProgramRecording:
             try:
                 recording.flush()
             except (VramError, OSError) as error:  # the end of the process logs it
-                self._failure = error
+                self._failure = str(error)
 
     def close(self) -> None:
         """End the recordings."""

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import rich_click as click
 
+from vram.arguments import require_python
 from vram.config import read_options
 from vram.errors import ConfigError, VramError
 
-from .console import INTERRUPTED, one_line, read_conf
+from .console import INTERRUPTED, NO_CODE, one_line, read_conf
 
 if TYPE_CHECKING:
     from .program_recording import ProgramRecording
@@ -50,6 +51,8 @@ class _RunCommand(click.RichCommand):
 def _with_end_of_options(args: list[str], valued: set[str]) -> list[str]:
     place = 0
     while place < len(args) and args[place].startswith("-") and args[place] not in ("-", "--"):
+        if args[place] == "-c":
+            raise click.UsageError(NO_CODE)
         if args[place] == "-m":
             return [*args[: place + 2], "--", *args[place + 2 :]]
         place += 2 if args[place] in valued else 1
@@ -294,6 +297,7 @@ def _find(module: str | None, program: tuple[str, ...]) -> None:
         script = program[0]
         if not os.path.exists(script):
             raise ConfigError(f"script {script!r} not found in {os.getcwd()}")
+        require_python(script)
         sys.path[0] = os.path.dirname(os.path.realpath(script))
         return
     sys.path[0] = os.getcwd()

@@ -35,7 +35,8 @@ class Recording(Closing, abc.ABC):
         self.path = path
         self._lock = new_lock()  # of the file; a finalizer may come in between
         self._ending = new_event()
-        self._failure: Exception | None = None  # that ended it, until close() raises it
+        # What ended it, until close() raises it. The error would keep what the program's functions hold.
+        self._failure: str | None = None
 
     def _start(self, thread: str) -> None:
         self._end_marks = marks.add(self.mark)
@@ -87,7 +88,7 @@ class Recording(Closing, abc.ABC):
                 f"the recording to {self.path} ended early, after {self.events} events: {failure}",
                 place="file",
                 events=self.events,
-            ) from failure
+            )
 
     @abc.abstractmethod
     def _writers(self) -> Sequence[TraceWriter]:
@@ -111,8 +112,8 @@ class Recording(Closing, abc.ABC):
 
     def _fail(self, error: Exception) -> None:
         """The file cannot be written. The program continues, and close() reports the error."""
-        _log.error("the recording to %s ends after %d events: %s", self.path, self.events, error)
-        self._failure = error
+        self._failure = str(error)
+        _log.error("the recording to %s ends after %d events: %s", self.path, self.events, self._failure)
         self._leave()
 
     def _leave(self) -> None:

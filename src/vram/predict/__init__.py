@@ -166,7 +166,7 @@ def _require_result(prediction: Prediction, ended: Ended) -> None:
     if any(each["outcome"] == "no cuda" for each in ended.results):
         raise ConfigError(f"the program's PyTorch was built without CUDA. {wheel_hint()}")
     if ended.status != 0 and not ended.interrupted:
-        raise ConfigError(f"the program {failure_text(ended.status)} before it used CUDA")
+        raise ConfigError(f"the program {failure_text(ended.status)} before it used GPU memory")
     raise ConfigError(
         "the program did not use GPU memory, so there is nothing to predict. If it chooses the CPU itself, "
         "tell it to use CUDA; the null GPU looks like a real one to it"

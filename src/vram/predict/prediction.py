@@ -355,8 +355,7 @@ class Prediction:
         found = [problem for each in self._results for problem in each["problems"]]
         for path in sorted({path for each in self._results for path in each["static_runtimes"]}):
             found.append(f"{path} {STATIC_RUNTIME}")
-        if any(each["outcome"] == "running" for each in self._results):
-            found.append("a process ended without a result; what is known of it is from its last step")
+        found += [_unreported(each) for each in self._results if each["outcome"] == "running"]
         if len({each.device for each in self.uses}) < len(self.uses):
             found.append("several processes share a device: their peaks are added, as if they coincided")
         if self.trace is not None and not self.trace.complete:
@@ -461,7 +460,19 @@ def _died_of_memory(result: dict[str, Any], status: int) -> bool:
     error = result["error"]
     if error is not None:
         return bool(error["out_of_memory"])
-    return bool(result["failures"]) and status != 0 and result["outcome"] not in ("completed", "stopped")
+    lived_on = result["outcome"] in ("completed", "stopped", "running")
+    return bool(result["failures"]) and status != 0 and not lived_on
+
+
+def _unreported(result: dict[str, Any]) -> str:
+    """What is known of a process that was killed, or is not a Python program."""
+    who = f"process {result['pid']}" if result["rank"] is None else f"rank {result['rank']}"
+    refused = max((each.get("refused", 0) for each in result["devices"]), default=0)
+    last = f"; the last request that the device refused was {format_size(refused)}" if refused else ""
+    return (
+        f"{who} ended without a report: what it used of the device is exact, what PyTorch allocated and "
+        f"reserved is from its last step{last}"
+    )
 
 
 def _peaks(found: Prediction) -> dict[str, Any]:

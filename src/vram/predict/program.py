@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
-from vram.arguments import whole_number
+from vram.arguments import require_python, whole_number
 from vram.errors import ConfigError
 
 from .environment import null_environment, require_cuda_torch
@@ -31,6 +32,23 @@ __all__ = ["Ended", "Program", "Progress", "execute", "read_program"]
 PATIENCE_SECONDS = 30.0
 """How long an interrupted program may take to write its result."""
 LOOK_SECONDS = 0.2
+USE = struct.Struct("=QQ")
+"""What the null GPU leaves of a device: bytes in use at most, and of the last request that it refused."""
+UNTOLD: dict[str, Any] = {"peak_allocated": 0, "peak_reserved": 0, "peak_used": 0, "retries": 0}
+UNREPORTED: dict[str, Any] = {
+    "rank": None,
+    "outcome": "running",
+    "steps": 0,
+    "devices": [],
+    "failures": [],
+    "error": None,
+    "recordings": [],
+    "guesses": [],
+    "unknown": [],
+    "problems": [],
+    "static_runtimes": [],
+}
+"""The result of a process that left none, because it was killed or is not a Python program."""
 Stream: TypeAlias = "int | IO[Any] | None"
 
 
@@ -85,9 +103,8 @@ def read_program(words: Sequence[str | os.PathLike[str]]) -> Program:
             raise ConfigError("-m needs the name of a module")
         return Program(told, (sys.executable, *told))
     first = Path(told[0])
-    if first.is_dir() and not (first / "__main__.py").is_file():
-        raise ConfigError(f"{told[0]} is a directory; name a script in it")
     if first.exists() and _is_python(first):
+        require_python(first)
         return Program(told, (sys.executable, *told), first)
     command = shutil.which(told[0], path=os.path.dirname(sys.executable)) or shutil.which(told[0])
     if command is None:
@@ -200,12 +217,28 @@ def _has_terminal() -> bool:
 
 def _results(folder: str) -> Iterator[dict[str, Any]]:
     """What the processes left, by rank and then in the order of their numbers."""
-    found = []
+    found: dict[int, dict[str, Any]] = {}
     for path in Path(folder).glob("*.json"):
         with contextlib.suppress(OSError, ValueError):
-            found.append(json.loads(path.read_text("utf-8")))
-    found.sort(key=lambda each: (each["rank"] is None, each["rank"] or 0, each["pid"]))
-    yield from found
+            result = json.loads(path.read_text("utf-8"))
+            found[result["pid"]] = result
+    for path in Path(folder).glob("*.use"):
+        with contextlib.suppress(OSError, ValueError):
+            result = found.setdefault(int(path.stem), {**UNREPORTED, "pid": int(path.stem)})
+            if result["outcome"] == "running":
+                _add_use(result, path.read_bytes())
+    yield from sorted(found.values(), key=lambda each: (each["rank"] is None, each["rank"] or 0, each["pid"]))
+
+
+def _add_use(result: dict[str, Any], use: bytes) -> None:
+    """Complete what a process has told so far by what the null GPU knows (native/null_gpu/report.hpp)."""
+    told = {each["device"]: each for each in result["devices"]}
+    for device, (peak, refused) in enumerate(USE.iter_unpack(use)):
+        if peak:
+            entry = told.setdefault(device, {**UNTOLD, "device": device})
+            entry["peak_used"] = max(entry["peak_used"], peak)
+            entry["refused"] = refused
+    result["devices"] = [told[device] for device in sorted(told)]
 
 
 def _progress(folder: str, seconds: float) -> Progress:

@@ -287,7 +287,7 @@ def _out_of_memory(_device: int, _size: int, _allocated: int, _free: int) -> Non
         try:
             watch.flush()
         except Exception as error:
-            _log.error("failed to write the events before memory ran out to %s: %s", watch.path, error)
+            _log.error("failed to write the events before memory ran out to %s: %s", watch.path, str(error))
 
 
 _observing = False

@@ -7,11 +7,12 @@ import itertools
 import mmap
 import os
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["error", "frames", "peaks", "place", "rank", "static_runtimes", "unknown"]
+__all__ = ["asker", "error", "frames", "peaks", "place", "rank", "refusals", "static_runtimes", "unknown"]
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LIBRARIES = ("site-packages", "dist-packages", f"lib{os.sep}python", "torchinductor")
@@ -50,6 +51,16 @@ def frames(frame: FrameType | None) -> Iterator[tuple[str, int, str]]:
         frame = frame.f_back
 
 
+def asker() -> str | None:
+    """The line of the program that led here, in a thread without a Python stack that of the main thread.
+
+    No frame is bound to a name here. A frame that refers to itself keeps what its callers hold, such as the
+    tensors of a step that failed, until the collector runs.
+    """
+    main = threading.main_thread().ident or 0
+    return place(frames(sys._getframe())) or place(frames(sys._current_frames().get(main)))
+
+
 def _traceback(found: TracebackType | None) -> list[tuple[str, int, str]]:
     calls = []
     while found is not None:
@@ -68,12 +79,20 @@ def place(calls: Iterable[tuple[str, int, str]]) -> str | None:
 
 def peaks() -> list[int]:
     """The most that this process used of each null GPU, with the context; empty without null GPUs."""
-    try:
-        ask = ctypes.CDLL(None).vram_null_gpu_peak
-    except AttributeError:
+    return _of_each_gpu("vram_null_gpu_peak")
+
+
+def refusals() -> list[int]:
+    """The bytes of the last request that each null GPU refused, 0 if it refused none."""
+    return _of_each_gpu("vram_null_gpu_refused")
+
+
+def _of_each_gpu(name: str) -> list[int]:
+    ask = getattr(ctypes.CDLL(None), name, None)
+    if ask is None:
         return []
     ask.restype = ctypes.c_int64
-    return list(itertools.takewhile(lambda peak: peak >= 0, map(ask, itertools.count())))
+    return list(itertools.takewhile(lambda number: number >= 0, map(ask, itertools.count())))
 
 
 def unknown() -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import functools
 import importlib
 import json
 import os
@@ -17,6 +18,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -83,6 +85,7 @@ class Session:
         self.marks: deque[tuple[str, str, int]] = deque(maxlen=MOST_MARKS)
         self.failures: list[dict[str, Any]] = []
         self.peaks_before = facts.peaks()
+        self.refusals_before = facts.refusals()
         self.earlier_peaks: dict[int, tuple[int, int]] = {}
         self.told_at = 0.0
 
@@ -92,6 +95,7 @@ class Session:
         after_import("vram.core.observer", self._vram_imported)
         atexit.register(self.finish)
         os.register_at_fork(after_in_child=self._forget)
+        os._exit = self._finishing_first(os._exit)  # type: ignore[assignment]
 
     # ---- PyTorch and vram ---------------------------------------------------------------------------------
 
@@ -145,6 +149,18 @@ class Session:
         if not self.finishing:
             self._stop("interrupted", INTERRUPTED)
 
+    def _finishing_first(self, leave: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
+        """Have a function that ends the process at once leave the result before it does."""
+
+        @functools.wraps(leave)
+        def finish_and_leave(status: int) -> NoReturn:
+            try:
+                self.finish("completed" if status == 0 else "failed")
+            finally:
+                leave(status)
+
+        return finish_and_leave
+
     # ---- steps --------------------------------------------------------------------------------------------
 
     def _optimizer_stepped(self, optimizer: Any, _arguments: Any, _options: Any) -> None:
@@ -183,8 +199,6 @@ class Session:
     def _out_of_memory(self, device: int, size: int, allocated: int, free: int) -> None:
         """Called by PyTorch before it raises; in a backward pass by a thread without a Python stack."""
         if len(self.failures) < MOST_FAILURES:
-            here = sys._getframe()
-            main = sys._current_frames().get(threading.main_thread().ident or 0)
             self.failures.append(
                 {
                     "device": device,
@@ -193,7 +207,7 @@ class Session:
                     "allocated": self._stat(device, "allocated_bytes.all.current"),
                     "reserved": self._stat(device, "reserved_bytes.all.current"),
                     "steps": self.steps,
-                    "place": facts.place(facts.frames(here.f_back)) or facts.place(facts.frames(main)),
+                    "place": facts.asker(),
                 }
             )
 
@@ -225,9 +239,12 @@ class Session:
     def _devices(self) -> list[dict[str, Any]]:
         """What the process used of each device, through PyTorch or another library."""
         found = []
-        for device, (before, peak) in enumerate(zip(self.peaks_before, facts.peaks(), strict=True)):
+        failed = {failure["device"] for failure in self.failures}
+        before = zip(self.peaks_before, self.refusals_before, strict=True)
+        after = zip(facts.peaks(), facts.refusals(), strict=True)
+        for device, (earlier, (peak, refused)) in enumerate(zip(before, after, strict=True)):
             allocated, reserved = self._peaks(device)
-            if reserved or peak > before:
+            if reserved or peak > earlier[0] or refused != earlier[1] or device in failed:
                 found.append(
                     {
                         "device": device,

@@ -26,6 +26,7 @@ from .functions import RANDOM, TABLES, UNPREDICTABLE, functions, mutates, transp
 from .guesses import Guess, Guesses
 from .plausible import Noise
 from .shadows import Shadow, Shadows, device_storage, is_plain, on_the_cpu, version_of
+from .tracebacks import hide_ours
 
 __all__ = ["Guess", "Known", "Unknown", "Values", "begin", "end", "guesses", "tensors_in"]
 
@@ -208,12 +209,16 @@ class Values(TorchFunctionMode):  # type: ignore[misc]
     ) -> Any:
         """Call `func`, and mirror what it does."""
         plan = self._plans.get(func, _ANY)
-        if plan is None:
-            return func(*args, **kwargs) if kwargs else func(*args)
-        handler, name = plan
-        if handler is None:
-            return self.call(getattr(func, "__name__", ""), func, args, kwargs or {})
-        return handler(self, name, func, args, kwargs or {})
+        try:
+            if plan is None:
+                return func(*args, **kwargs) if kwargs else func(*args)
+            handler, name = plan
+            if handler is None:
+                return self.call(getattr(func, "__name__", ""), func, args, kwargs or {})
+            return handler(self, name, func, args, kwargs or {})
+        except BaseException as error:
+            hide_ours(error)  # our calls would keep their arguments as long as the program keeps the error
+            raise
 
     def call(
         self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, wide: bool = False
