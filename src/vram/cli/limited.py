@@ -1,7 +1,7 @@
-"""What a command does with a file of unknown origin runs in a child with limits, and the command goes on after it.
+"""What a command does with files of unknown origin runs in a child with limits.
 
-The child is a fork of the command, which has no other threads, so it starts at once. It inherits the terminal and
-the files that the command has opened for its output; it can open no others for writing.
+The child is a fork of the command, which has no other threads, so it starts at once. It inherits the terminal
+and the files that the command has opened for its output; it can open no others for writing.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import rich_click as click
+from click.exceptions import Exit
 from rich.console import Console
 
 from vram.errors import TraceError, VramError
@@ -41,8 +42,8 @@ INTERRUPT_SECONDS = 1.0
 def limited(work: Callable[P, T]) -> Callable[P, T]:
     """Decorate a function that works on files: it runs in a child. What it returns must be plain data.
 
-    The child prints errors itself; the command then exits with the child's status. If the child dies, that is an
-    error of the files.
+    The child prints errors itself, and the command exits with its status. If the child dies, the command says
+    so and exits like after any bad file.
     """
 
     @functools.wraps(work)
@@ -89,7 +90,7 @@ def _call(work: Callable[[], Any], names: str) -> Any:
     if "value" in answers:
         return answers["value"]
     if "exit" in answers:
-        raise click.exceptions.Exit(answers["exit"])
+        raise Exit(answers["exit"])
     if "usage" in answers:
         raise click.UsageError(answers["usage"])
     _show_cursor()
@@ -158,7 +159,7 @@ def _outcome(work: Callable[[], Any], names: str) -> tuple[str, Any]:
         return "exit", INTERRUPTED
     except BrokenPipeError:
         return "exit", READER_LEFT
-    except click.exceptions.Exit as error:
+    except Exit as error:
         return "exit", error.exit_code
     except click.UsageError as error:
         return "usage", error.message

@@ -95,9 +95,7 @@ def _open_file(
             raise TraceError(f"{source}: {error.message}", **error.facts) from error
 
 
-def _read_here(
-    file: io.FileIO, source: str, device: int | None, max_bytes: int, progress: Progress
-) -> Trace:
+def _read_here(file: io.FileIO, source: str, device: int | None, max_bytes: int, progress: Progress) -> Trace:
     """Read in this process, which has limits. Work on the recording is allowed what it needs."""
     allow, whole = while_reading(), os.fstat(file.fileno()).st_size
 
@@ -110,6 +108,8 @@ def _read_here(
         trace = unpack(*read_parts(BoundedReader(file, max_bytes, arrived), device), source)
     except MemoryError:
         raise TraceError(TOO_MUCH_MEMORY, place="file") from None
+    if progress is not None:
+        progress(whole, whole)
     allow_work(trace.events + sum(1 + len(segment.blocks) for segment in trace.segments))
     return trace
 

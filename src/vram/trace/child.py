@@ -13,7 +13,7 @@ import io
 import json
 import os
 import sys
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from vram.errors import TraceError
 
@@ -41,6 +41,8 @@ def serve(request: str) -> None:
         _send_error(error, output)
     output.flush()
     os._exit(0)
+
+
 def _send_error(error: TraceError, output: BinaryIO) -> None:
     output.write(json.dumps({"error": [error.message, error.facts]}).encode() + b"\n")
 

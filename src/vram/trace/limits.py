@@ -50,6 +50,7 @@ TOO_MUCH_TIME = "it takes more processor time than a recording of its size needs
 
 _tell: Callable[[int], None] | None = None
 _working = False
+_entries = 0
 
 
 def in_force() -> bool:
@@ -88,25 +89,21 @@ def while_reading() -> Callable[[int], None]:
 
 
 def allow_work(entries: int, seconds: float = 0.0) -> None:
-    """Allow what work on so many entries of a recording needs, and `seconds` of the processor besides."""
-    global _working
+    """Allow from now on what work on so many more entries needs, and `seconds` of the processor besides."""
+    global _working, _entries
     if _tell is None:
         return
-    _tell(entries)
     _working = True
+    _entries += entries
+    _tell(entries)
     if resource is not None:
         _set_limit(resource.RLIMIT_AS, resource.RLIM_INFINITY)
-        _allow_seconds(_used_seconds() + _allowed_seconds(entries) + seconds)
+        _allow_seconds(_used_seconds() + WORK_FLOOR_SECONDS + SECONDS_AN_ENTRY * _entries + seconds)
 
 
 def allowed_bytes(entries: int) -> int:
     """Memory for work on a recording."""
     return WORK_FLOOR_BYTES + BYTES_AN_ENTRY * entries
-
-
-def _allowed_seconds(entries: int) -> float:
-    """Processor time for one command or query."""
-    return WORK_FLOOR_SECONDS + SECONDS_AN_ENTRY * entries
 
 
 def _allow_seconds(seconds: float) -> None:
@@ -142,8 +139,8 @@ def _used_seconds() -> float:
 
 # ---- calls that are refused --------------------------------------------------------------------------------
 
-# By machine: the number of the architecture in linux/audit.h, the calls that are refused, for each call that opens
-# a file the place of its flags, and tgkill, which a process may use on itself (abort).
+# By machine: the number of the architecture in linux/audit.h, the calls that are refused, for each call that
+# opens a file the place of its flags, and tgkill, which a process may use on itself (abort).
 _REFUSED = {
     "x86_64": (
         0xC000003E,

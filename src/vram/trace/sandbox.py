@@ -1,7 +1,7 @@
 """Processes with limits that work on files of unknown origin, as their parents see them.
 
-`read_in_child` reads a file in one and returns columns instead of objects; `child` describes the answer. Other
-parents use `start_child`, `follow_child` and `why_it_ended`. `limits` has what such a process may use.
+`read_in_child` reads a file in one and returns columns instead of objects; `child` describes the answer. The
+command line and the page use the rest. `limits` has what such a process may use.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ __all__ = [
     "why_it_ended",
 ]
 
-# Isolated (-I), and without running the __init__ of packages on the way to the module. Libraries come from where
-# the caller finds them.
+# Isolated (-I), and without running the __init__ of packages on the way to the module. Libraries come from
+# where the caller finds them.
 _BOOTSTRAP = """
 import importlib, sys, types
 root, module = sys.argv[1:3]
@@ -54,7 +54,9 @@ WATCH_SECONDS = 0.05
 HOSTILE = "the file is damaged or hostile"
 
 
-def start_child(module: str, request: str, libraries: Iterable[str], **streams: Any) -> subprocess.Popen[bytes]:
+def start_child(
+    module: str, request: str, libraries: Iterable[str], **streams: Any
+) -> subprocess.Popen[bytes]:
     """Start an interpreter that calls `serve(request)` of a module of vram."""
     package = str(Path(__file__).resolve().parent.parent)
     interpreter = [sys.executable or "python3", "-I", "-c", _BOOTSTRAP]
@@ -130,9 +132,12 @@ def why_it_ended(status: int, *, watch: Watch | None = None, complaint: str = ""
         return f"{TOO_MUCH_MEMORY}; {HOSTILE}"
     if status == -getattr(signal, "SIGXCPU", 0) != 0:
         return f"{TOO_MUCH_TIME}; {HOSTILE}"
-    said = f" ({complaint.rpartition(chr(10))[2][:200]})" if complaint else ""
-    how = f"died of signal {-status} ({signal.strsignal(-status)})" if status < 0 else f"ended with status {status}"
-    return f"the process that worked on it {how}{said}; {HOSTILE}, or this is an error of vram"
+    if status < 0:
+        how = f"died of signal {-status} ({signal.strsignal(-status)})"
+    else:
+        last_line = complaint.rpartition("\n")[2][:200]
+        how = f"ended with status {status}{last_line and f' ({last_line})'}"
+    return f"the process that worked on it {how}; {HOSTILE}, or this is an error of vram"
 
 
 # ---- reading -----------------------------------------------------------------------------------------------
