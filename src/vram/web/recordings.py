@@ -6,9 +6,9 @@ Reports and the processes that answer for the server (`child`) use the same answ
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, TypeAlias
 
 from vram.analysis import Memories, explain
@@ -21,7 +21,7 @@ from vram.analysis.places import frame_text
 from vram.analysis.timeline import AXES, Timeline
 from vram.core.verdict import MEANINGS, judge_moment, judge_request
 from vram.errors import ConfigError
-from vram.trace import STEP_PREFIX, Action, Annotation, Trace, find_steps, open_trace
+from vram.trace import STEP_PREFIX, Action, Annotation, Steps, Trace, find_steps, open_trace
 from vram.trace.allocations import Allocations, find_allocations
 from vram.trace.series import events_of
 
@@ -68,6 +68,10 @@ class Recording:
     @cached_property
     def _memories_made(self) -> Memories:
         return Memories(self.trace, self._allocations)
+
+    @cached_property
+    def _found_steps(self) -> Steps:
+        return find_steps(self.trace)
 
     @property
     def timeline(self) -> Timeline:
@@ -144,7 +148,7 @@ class Recording:
 
     def _steps(self) -> list[list[int]]:
         """Return number, first event and its time of each step."""
-        steps = find_steps(self.trace)
+        steps = self._found_steps
         found = [
             [number, first, self.trace.time_us[first]]
             for number, first in zip(steps.numbers, steps.first, strict=True)
@@ -236,11 +240,10 @@ class Recording:
         """Return events as a list, each with what `moment` says of it and its place in the program."""
         last = min(max(first, 0) + count, self.trace.events)
         rows = []
+        named = cache(lambda stack: label_of(self.trace, "stack", stack or None))
         for event in range(max(first, 0), last):
             found = self._what(event) or {}
-            rows.append(
-                {"event": event, **found, "label": label_of(self.trace, "stack", found["stack"] or None)}
-            )
+            rows.append({"event": event, **found, "label": named(found["stack"])})
         return {"events": rows}
 
     def _what(self, event: int) -> Answer | None:
@@ -248,7 +251,7 @@ class Recording:
         if event < 0:
             return None
         trace = self.trace
-        step = find_steps(trace).of(event)
+        step = self._found_steps.of(event)
         return {
             "action": Action(trace.action[event]).name.lower(),
             "address": f"{trace.address[event]:#x}",
@@ -424,18 +427,19 @@ def _is_step(mark: Annotation) -> bool:
 def _spans(marks: Iterable[Annotation], end: int) -> list[Answer]:
     """Return annotations from start to end; `depth` counts the enclosing ones."""
     found: list[Answer] = []
-    pending: list[Answer] = []
+    pending: defaultdict[str, list[Answer]] = defaultdict(list)
+    depth = 0
     for mark in sorted(marks, key=lambda each: each.time_us):
         if _is_step(mark):
             continue
         if mark.stage == "START":
-            pending.append({"name": mark.name, "from": mark.time_us, "to": end, "depth": len(pending)})
-            found.append(pending[-1])
+            found.append({"name": mark.name, "from": mark.time_us, "to": end, "depth": depth})
+            pending[mark.name].append(found[-1])
+            depth += 1
             continue
-        opened = [each for each in pending if each["name"] == mark.name]
-        if mark.stage == "END" and opened:
-            opened[-1]["to"] = mark.time_us
-            pending.remove(opened[-1])
+        if mark.stage == "END" and pending[mark.name]:
+            pending[mark.name].pop()["to"] = mark.time_us
+            depth -= 1
         elif mark.stage != "END":
             found.append({"name": mark.name, "from": mark.time_us, "to": mark.time_us, "depth": 0})
     return found
