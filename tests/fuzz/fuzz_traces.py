@@ -97,7 +97,7 @@ def fork_and_read(path: Path) -> tuple[int, Any]:
     if process == 0:
         status = BROKEN
         try:
-            enter_limits(lambda entries: None)
+            enter_limits(lambda count: None)
             sys.addaudithook(forbid)
             signal.alarm(WALL_SECONDS)
             status = read_here(path)

@@ -18,7 +18,7 @@ import pytest
 from made_jobs import MIB, Job
 
 from vram.errors import TraceError
-from vram.trace import limits, sandbox
+from vram.trace import limits
 from vram.trace.convert import FORMATS
 from vram.web.child import _told
 from vram.web.files import Recordings, _error
@@ -202,12 +202,10 @@ def test_a_process_of_the_page_has_limits_and_ends_with_it(recordings: Recording
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_a_process_that_takes_too_much_memory_is_ended(
-    recordings: Recordings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_takes_too_much_memory_is_ended(recordings: Recordings) -> None:
     recordings.open(0)
     process = recordings._processes[0]
-    monkeypatch.setattr(sandbox, "allowed_bytes", lambda entries: -process._watch._begun - 1)
+    process._watch.allow(-process._watch._most)
     os.kill(process._child.pid, signal.SIGSTOP)
     with pytest.raises(TraceError, match="more memory than a recording of its size needs"):
         recordings.answer("about", {"file": "0"})

@@ -76,7 +76,7 @@ def _call(work: Callable[[], Any], names: str) -> Any:
     watch, answers = Watch(child), dict[str, Any]()
     try:
         for kind, content in follow_child(output, watch):
-            if kind == "entries":
+            if kind == "memory":
                 watch.allow(content)
             answers[kind] = content
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -128,7 +128,7 @@ def _answer(work: Callable[[], Any], answer: int, names: str) -> NoReturn:
             def tell(kind: str, content: Any) -> None:
                 answers.write(f"{kind} {json.dumps(content)}\n".encode())
 
-            enter_limits(lambda entries: tell("entries", entries), with_parent=True)
+            enter_limits(lambda count: tell("memory", count), with_parent=True)
             outcome = _outcome(work, names)
             for stream in ("stdout", "stderr"):
                 if stream in kept:

@@ -30,7 +30,7 @@ def serve(request: str) -> None:
     sys.modules["numpy"] = None  # type: ignore[assignment]  # pyarrow loads three times faster without
     options = json.loads(request)
     output = os.fdopen(1, "wb", closefd=False)
-    enter_limits(lambda entries: None)
+    enter_limits(lambda count: None)
     try:
         with io.FileIO(0, closefd=False) as file:
             reader = BoundedReader(file, options["max_bytes"], while_reading())

@@ -18,8 +18,8 @@ from typing import Any
 __all__ = [
     "TOO_MUCH_MEMORY",
     "TOO_MUCH_TIME",
+    "WORK_FLOOR_BYTES",
     "allow_work",
-    "allowed_bytes",
     "enter_limits",
     "in_force",
     "while_reading",
@@ -36,6 +36,7 @@ except ImportError:
 READING_FLOOR_BYTES = 512 << 20
 READING_FACTOR = 16
 READING_FLOOR_SECONDS = 3
+TOLD_BYTES = 4 << 20
 BYTES_A_SECOND = 2_000_000
 
 # Sweeps and reports of recorded jobs take 400 bytes of memory and up to 0.2 ms for each event.
@@ -59,7 +60,7 @@ def in_force() -> bool:
 
 
 def enter_limits(tell: Callable[[int], None], *, with_parent: bool = False) -> None:
-    """Lower the limits for good. `tell` is called with the entries of every recording that was read.
+    """Lower the limits for good. `tell` is called with the bytes of memory that each part of a file adds to them.
 
     Call it before the process has other threads. `with_parent`: the process ends when its parent does.
     """
@@ -75,9 +76,13 @@ def enter_limits(tell: Callable[[int], None], *, with_parent: bool = False) -> N
 
 def while_reading() -> Callable[[int], None]:
     """Allow what an empty file needs. The result allows what `count` bytes of a file need."""
-    held, used = _address_bytes(), _used_seconds()
+    held, used, told = _address_bytes(), _used_seconds(), 0
 
     def allow(count: int) -> None:
+        nonlocal told
+        if _tell is not None and count - told >= TOLD_BYTES:
+            _tell(READING_FACTOR * (count - told))
+            told = count
         if resource is None:
             return
         if not _working:  # a replay reserves far more addresses than it uses
@@ -95,15 +100,10 @@ def allow_work(entries: int, seconds: float = 0.0) -> None:
         return
     _working = True
     _entries += entries
-    _tell(entries)
+    _tell(BYTES_AN_ENTRY * entries)
     if resource is not None:
         _set_limit(resource.RLIMIT_AS, resource.RLIM_INFINITY)
         _allow_seconds(_used_seconds() + WORK_FLOOR_SECONDS + SECONDS_AN_ENTRY * _entries + seconds)
-
-
-def allowed_bytes(entries: int) -> int:
-    """Memory for work on a recording."""
-    return WORK_FLOOR_BYTES + BYTES_AN_ENTRY * entries
 
 
 def _allow_seconds(seconds: float) -> None:

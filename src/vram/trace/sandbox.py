@@ -22,7 +22,8 @@ from typing import Any, TypeAlias
 
 from vram.errors import TraceError
 
-from .limits import TOO_MUCH_MEMORY, TOO_MUCH_TIME, allowed_bytes
+from . import limits
+from .limits import TOO_MUCH_MEMORY, TOO_MUCH_TIME
 from .model import COLUMNS, Trace
 from .notes import unpack
 
@@ -80,21 +81,20 @@ def _library_paths(names: Iterable[str]) -> list[str]:
 
 
 class Watch:
-    """Ends a process that takes more memory than the recordings it has read account for."""
+    """Ends a process that takes more memory than the files it has read account for."""
 
     def __init__(self, process: int) -> None:
         self._process = process
-        self._begun = _resident_bytes(process)
-        self._entries = 0
+        self._most = _resident_bytes(process) + limits.WORK_FLOOR_BYTES
         self.ended = False
 
-    def allow(self, entries: int) -> None:
-        """The process has read a recording with so many entries."""
-        self._entries += entries
+    def allow(self, count: int) -> None:
+        """The process may take so many more bytes."""
+        self._most += count
 
     def look(self) -> None:
         """End the process if it has too much."""
-        if _resident_bytes(self._process) - self._begun > allowed_bytes(self._entries):
+        if _resident_bytes(self._process) > self._most:
             self.ended = True
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process, signal.SIGKILL)

@@ -10,7 +10,7 @@ Answered:    number kind JSON, one in a line
     0 failure   likewise: the file cannot be read, and the process ends
     0 reading   [bytes read, bytes of the file]
     0 opened    null
-    0 entries   of a recording that was read, as `limits` counts them
+    0 memory    bytes that the process may take besides
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def serve(request: str) -> None:
     """Read the file, answer queries from standard input on standard output, and exit."""
     options = json.loads(request)
     answers = _Answers()
-    enter_limits(lambda entries: answers.send(0, "entries", entries))
+    enter_limits(lambda count: answers.send(0, "memory", count))
     opened = Opened(options["device"])
     try:
         opened.read(options["file"], options["path"], lambda *read: answers.send(0, "reading", read))

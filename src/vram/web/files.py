@@ -218,7 +218,7 @@ class _Process:
             if not line.endswith(b"\n"):
                 break
             number, kind, content = line.rstrip(b"\n").split(b" ", 2)
-            if kind == b"entries":
+            if kind == b"memory":
                 self._watch.allow(int(content))
             elif kind == b"reading":
                 done, size = json.loads(content)
