@@ -60,7 +60,7 @@ def in_force() -> bool:
 
 
 def enter_limits(tell: Callable[[int], None], *, with_parent: bool = False) -> None:
-    """Lower the limits for good. `tell` is called with the bytes of memory that each part of a file adds to them.
+    """Lower the limits for good. `tell` is called with the bytes of memory that each part of a file adds.
 
     Call it before the process has other threads. `with_parent`: the process ends when its parent does.
     """
