@@ -46,8 +46,10 @@ def convert(trace: Trace, to: str, path: str | os.PathLike[str]) -> None:
 @contextmanager
 def output_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Open a file to write. It appears when it is complete, or not at all."""
-    target = Path(path).resolve()
+    target = Path(path)
     replaced = target.is_file() or not target.exists()  # not where it is a device, such as /dev/stdout
+    if replaced:
+        target = target.resolve()
     part = target.with_name(f".{target.name}.{os.getpid()}.part") if replaced else target
     try:
         with part.open("wb") as file:
