@@ -31,9 +31,9 @@ from mutations import FAMILIES  # noqa: E402
 
 from vram.errors import TraceError  # noqa: E402
 from vram.trace import Trace, lifetimes, open_trace  # noqa: E402
-from vram.trace.child import lower_limits, raise_limits  # noqa: E402
 from vram.trace.files import DEFAULT_MAX_BYTES, BoundedReader  # noqa: E402
 from vram.trace.formats import read_parts  # noqa: E402
+from vram.trace.limits import enter_limits, while_reading  # noqa: E402
 from vram.trace.notes import unpack  # noqa: E402
 
 MOST_SECONDS = 20.0  # of processor time; all files of a run together take less on an idle machine
@@ -75,8 +75,7 @@ def read_here(path: Path) -> int:
     """Read `path` as the child of `vram.open` does."""
     try:
         with io.FileIO(path) as file:
-            lower_limits()
-            reader = BoundedReader(file, DEFAULT_MAX_BYTES, raise_limits)
+            reader = BoundedReader(file, DEFAULT_MAX_BYTES, while_reading())
             hangs_together(unpack(*read_parts(reader), ""))
     except TraceError as error:
         assert error.place
@@ -98,6 +97,7 @@ def fork_and_read(path: Path) -> tuple[int, Any]:
     if process == 0:
         status = BROKEN
         try:
+            enter_limits(lambda count: None)
             sys.addaudithook(forbid)
             signal.alarm(WALL_SECONDS)
             status = read_here(path)

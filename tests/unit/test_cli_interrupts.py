@@ -87,13 +87,22 @@ def test_an_interrupted_command_exits_with_130(
 ) -> None:
     path = tmp_path / "buffers.csv"
     path.write_text("id,lower,upper,size\n" + "".join(f"{a},{b},{c},{d}\n" for a, b, c, d in hard_rows()))
-    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    told, tell = os.pipe()
 
     def plan(*arguments: Any, **options: Any) -> vram.Plan:
-        timer.start()
+        os.write(tell, b"begun")
         return vram.plan(*arguments, **options)
 
+    def interrupt() -> None:
+        os.read(told, 5)
+        os.kill(os.getpid(), signal.SIGINT)
+
     monkeypatch.setattr("vram.cli.plan.plan", plan)
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
     code, out, err = vram_command("plan", str(path), "--time-limit", str(HOURS))
-    timer.join()
+    interrupter.join()
     assert (code, out, err) == (130, "", "vram: interrupted\n")
+    os.close(tell)
+    assert os.read(told, 1) == b""  # the child that planned has ended, too
+    os.close(told)

@@ -14,6 +14,7 @@ from made_jobs import KIB, MIB, Job, trace_of
 from vram.analysis import Memories, memory_at
 from vram.analysis.allocations import find_allocations, split_allocations
 from vram.analysis.groups import compare_holders, holders
+from vram.analysis.idle import _Held
 from vram.analysis.timeline import OTHERS, Timeline
 from vram.errors import ConfigError
 from vram.trace import Action, Annotation, Frame, Trace, allocations
@@ -258,3 +259,20 @@ def test_two_trees_differ_by_what_each_holds() -> None:
     gone = compare_holders(late, holders(trace, []))
     assert (gone.before, gone.bytes) == (3584, 0)
     assert gone.children["main.py:1 main"].before == 3584
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 40), st.integers(0, 3))), st.integers(0, 40))
+def test_the_last_place_that_is_held_is_found(changes: list[tuple[bool, int, int]], wanted: int) -> None:
+    class Small(_Held):
+        STRIDE = 4
+
+    held, truth = Small(41), set[tuple[int, int]]()
+    for number, (adds, place, back) in enumerate(changes):
+        if adds:
+            held.add(place, number)
+            truth.add((place, number))
+        elif truth:
+            gone = sorted(truth)[-1 - back % len(truth)]
+            held.remove(*gone)
+            truth.remove(gone)
+        assert held.last(wanted) == max((each for each in truth if each[0] <= wanted), default=(0, -1))[1]

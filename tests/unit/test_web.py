@@ -31,7 +31,8 @@ from vram.analysis.timeline import Timeline
 from vram.errors import ConfigError, TraceError
 from vram.trace import Annotation, Frame, open_trace
 from vram.web import assets, connections
-from vram.web.recordings import Recording, Recordings
+from vram.web.files import Recordings
+from vram.web.recordings import Recording
 
 if sys.platform != "win32":
     import resource
@@ -669,8 +670,8 @@ def test_a_folder_is_a_list_of_its_files(tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     recordings = Recordings([tmp_path])
     assert [each["name"] for each in recordings.names()] == ["a.pickle", "b.pickle"]
-    assert recordings.get(1).trace.events == small_job().trace().events
-    assert recordings.get(1) is recordings.get(1)
+    assert json.loads(recordings.answer("about", {"file": "1"}))["events"] == small_job().trace().events
+    recordings.close()
     with pytest.raises(TraceError, match="no such file"):
         Recordings([tmp_path / "missing"])
 
@@ -725,10 +726,10 @@ def test_closing_while_somebody_asks_is_quiet(built: None, capfd: pytest.Capture
 def test_what_goes_wrong_inside_is_told_and_logged(
     asker: Asker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(self: Recording) -> Any:
+    def broken(*asked: Any) -> bytes:
         raise ZeroDivisionError("no such luck")
 
-    monkeypatch.setattr(Recording, "about", broken)
+    monkeypatch.setattr(asker.page.recordings, "answer", broken)
     status, answer = asker.ask("/api/about?file=0")
     assert (status, answer) == (500, {"error": "ZeroDivisionError: no such luck"})
     assert "the query about failed" in caplog.text

@@ -6,6 +6,7 @@ Groups are a flat list, or a tree for a flame graph in which a node has the byte
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -169,9 +170,8 @@ def stack_labels(stacks: Sequence[Sequence[Frame]], empty: str = "") -> list[str
             calls = [_calls(stacks[place], framework) for place in places]
             depths = _differing_depths(calls)
             for place, made in zip(places, calls, strict=True) if depths else ():
-                labels[place] = _stack_label(
-                    stacks[place], [made[depth] for depth in reversed(depths) if depth < len(made)]
-                )
+                shown = depths[: bisect_left(depths, len(made))]
+                labels[place] = _stack_label(stacks[place], [made[depth] for depth in reversed(shown)])
     return labels
 
 
@@ -184,15 +184,22 @@ def _calls(frames: Sequence[Frame], framework: bool) -> list[Call]:
 def _differing_depths(stacks: Sequence[Sequence[Call]]) -> list[int]:
     """Depths at which the calls of `stacks` tell them apart, from the innermost outwards; few of them."""
     depths: list[int] = []
-    known: list[tuple[Call | None, ...]] = [()] * len(stacks)
-    for depth in range(max(map(len, stacks))):
-        calls = [stack[depth] if depth < len(stack) else None for stack in stacks]
-        finer = [(*before, call) for before, call in zip(known, calls, strict=True)]
-        if len(set(finer)) > max(1, len(set(known))):
+    alike = [list(range(len(stacks)))]  # groups of stacks that are not told apart yet
+    depth = 0
+    while alike:
+        finer: list[list[int]] = []
+        for group in alike:
+            calls: defaultdict[Call | None, list[int]] = defaultdict(list)
+            for place in group:
+                calls[stacks[place][depth] if depth < len(stacks[place]) else None].append(place)
+            ended = calls.pop(None, [])
+            finer += [*calls.values(), *([ended] if ended else [])]
+        if len(finer) > len(alike):
             depths.append(depth)
-            known = finer
-        if len(set(known)) == len(stacks):
-            break
+        depth += 1
+        alike = [
+            group for group in finer if len(group) > 1 and any(len(stacks[place]) > depth for place in group)
+        ]
     return depths
 
 

@@ -6,7 +6,7 @@ which looks at one moment.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from heapq import heappop, heappush
 
 from vram.trace import BEFORE, Action, Trace
 from vram.trace.series import MAPPING_ACTIONS, SEGMENT_ACTIONS, events_of
@@ -96,29 +96,76 @@ def _segment_of(made: Allocations, first: Column, size: Column, begin: Column, e
             (found >= 0) & (group[sure] == place) & (address < first[sure] + size[sure].astype(np.uint64))
         )
         return np.where(inside & (made.start < end[sure]), found, -1)
-    return _segment_then(made, first, size, begin, end)
+    return _segment_then(made, group, first + size.astype(np.uint64), begin, end, starts)
 
 
-def _segment_then(made: Allocations, first: Column, size: Column, begin: Column, end: Column) -> Column:
-    """The same where addresses came back in other segments: by going through time with what was held then."""
+def _segment_then(
+    made: Allocations, group: Column, behind: Column, begin: Column, end: Column, starts: Column
+) -> Column:
+    """The same where addresses came back in other segments: by going through time with what was held then.
+
+    `behind` is where each segment ends, `group` the place of its address in `starts`.
+    """
     np = numpy()
     found = np.full(len(made), -1, np.int64)
+    address = made.address.astype(np.uint64)
     # At one event segments end, then begin, then allocations are made.
     moments = np.concatenate([end, begin, made.start])
     kinds = np.repeat([0, 1, 2], [len(end), len(begin), len(made)])
     numbers = np.concatenate([np.arange(len(end)), np.arange(len(begin)), np.arange(len(made))])
     order = np.lexsort((kinds, moments))
-    starts, sizes, addresses = first.tolist(), size.tolist(), made.address.tolist()
-    held: list[tuple[int, int]] = []  # addresses and numbers of the segments there are, in order
+    places, addresses, ends = group.tolist(), address.tolist(), behind.tolist()
+    below = (np.searchsorted(starts, address, side="right") - 1).tolist()
+    held = _Held(len(starts))
     for kind, number in zip(kinds[order].tolist(), numbers[order].tolist(), strict=True):
         if kind == 0:
-            place = bisect_left(held, (starts[number], number))
-            if held[place : place + 1] == [(starts[number], number)]:
-                del held[place]
+            held.remove(places[number], number)
         elif kind == 1:
-            insort(held, (starts[number], number))
+            held.add(places[number], number)
         else:
-            place = bisect_right(held, (addresses[number], len(starts))) - 1
-            if place >= 0 and addresses[number] < held[place][0] + sizes[held[place][1]]:
-                found[number] = held[place][1]
+            segment = held.last(below[number])
+            if segment >= 0 and addresses[number] < ends[segment]:
+                found[number] = segment
     return found
+
+
+class _Held:
+    """Numbers of segments at places. The last place that has one is found without looking at all of them."""
+
+    STRIDE = 512
+
+    def __init__(self, places: int) -> None:
+        self._numbers: list[list[int]] = [[] for _ in range(places)]  # heaps, the highest number first
+        self._gone: set[int] = set()
+        self._taken = bytearray(places)
+        self._strides = [0] * (places // self.STRIDE + 1)  # how many places of each stride are taken
+        self._any = bytearray(len(self._strides))
+
+    def add(self, place: int, number: int) -> None:
+        heappush(self._numbers[place], -number)
+        self._take(place, 1)
+
+    def remove(self, place: int, number: int) -> None:
+        self._gone.add(number)
+        numbers = self._numbers[place]
+        while numbers and -numbers[0] in self._gone:
+            heappop(numbers)
+        if not numbers:
+            self._take(place, 0)
+
+    def _take(self, place: int, taken: int) -> None:
+        stride = place // self.STRIDE
+        self._strides[stride] += taken - self._taken[place]
+        self._taken[place] = taken
+        self._any[stride] = self._strides[stride] > 0
+
+    def last(self, place: int) -> int:
+        """The highest number at the last place up to this one; -1 if there is none."""
+        stride = place // self.STRIDE
+        found = self._taken.rfind(1, stride * self.STRIDE, place + 1)
+        if found < 0:
+            stride = self._any.rfind(1, 0, max(stride, 0))
+            found = (
+                self._taken.rfind(1, stride * self.STRIDE, (stride + 1) * self.STRIDE) if stride >= 0 else -1
+            )
+        return -self._numbers[found][0] if found >= 0 else -1

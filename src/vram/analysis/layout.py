@@ -46,6 +46,7 @@ class LaidOut:
 def lay_out(memory: Memory, most: int = 20_000) -> tuple[LaidOut, ...]:
     """Every segment with its pieces, joined until there are at most `most`, or one per segment."""
     blocks = sum(len(segment.blocks) for segment in memory.segments)
+    fewest = sum(bool(segment.blocks) for segment in memory.segments)
     largest = max((segment.total_size for segment in memory.segments), default=0)
     least = 0 if blocks <= most else max(512, memory.reserved // most)
     while True:
@@ -53,7 +54,7 @@ def lay_out(memory: Memory, most: int = 20_000) -> tuple[LaidOut, ...]:
             LaidOut(segment, tuple(_pieces(segment, least)) if least else tuple(_single(segment)))
             for segment in memory.segments
         )
-        if least >= largest or sum(len(each.pieces) for each in found) <= most:
+        if least >= largest or sum(len(each.pieces) for each in found) <= max(most, fewest):
             return found
         least *= 2
 

@@ -6,10 +6,12 @@ end. A recording without its beginning is read like a complete one.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from heapq import heappop, heappush
+from itertools import pairwise
 
 from vram.arguments import require, whole_number
 from vram.sizes import format_size
@@ -162,16 +164,19 @@ class _Reader:
         self._final = final
 
     def fill(self, ranges: list[Segment]) -> Iterator[Segment]:
-        """The segments with their blocks; a block outside all of them is a segment of its own."""
+        """The segments with their blocks; a block outside all of them is a segment of its own.
+
+        Each block is in one segment, even if segments overlap, which only damaged recordings have.
+        """
         found = self._found
         starts = [block.address for block in found]
         placed = 0
         for each in ranges:
-            first = bisect_left(starts, each.address)
-            last = bisect_left(starts, each.address + each.total_size)
+            first = max(placed, bisect_left(starts, each.address))
+            last = max(first, bisect_left(starts, each.address + each.total_size))
             yield from self._strays(found[placed:first])
             yield replace(each, blocks=tuple(self._sized(found[first:last], each)))
-            placed = max(placed, last)
+            placed = last
         yield from self._strays(found[placed:])
 
     def _strays(self, found: Iterable[Block]) -> Iterator[Segment]:
@@ -297,46 +302,41 @@ def _segment(trace: Trace, event: int, final: Segment | None) -> Segment:
 
 
 class _Mapped:
-    """Mapped ranges of expandable segments, none of which overlap, in order of address."""
+    """Mapped ranges of expandable segments. The last change of an address counts."""
 
     def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._ranges: dict[int, tuple[int, tuple[int, str]]] = {}  # start: (end, (stream, kind))
+        self._changes: list[tuple[int, int, tuple[int, str] | None]] = []  # start, end, (stream, kind)
 
     def add(self, start: int, end: int, owner: tuple[int, str]) -> None:
-        if start < end:
-            self.remove(start, end)
-            insort(self._starts, start)
-            self._ranges[start] = end, owner
+        self._changes.append((start, end, owner))
 
     def remove(self, start: int, end: int) -> None:
-        first = max(0, bisect_right(self._starts, start) - 1)
-        if self._starts and self._ranges[self._starts[first]][0] <= start:
-            first += 1  # the one that begins before ends before, too
-        last = max(first, bisect_left(self._starts, end))
-        cut = self._starts[first:last]
-        kept: list[int] = []
-        for low in cut:
-            high, owner = self._ranges.pop(low)
-            for rest, stop in ((low, start), (end, high)):
-                if rest < stop:
-                    self._ranges[rest] = stop, owner
-                    kept.append(rest)
-        self._starts[first:last] = kept
+        self._changes.append((start, end, None))
 
     def merged(self) -> Iterator[Segment]:
+        """The ranges in order of address, none of which overlap; those that touch are one."""
         start = stop = 0
         held: tuple[int, str] | None = None
-        for low in self._starts:
-            high, owner = self._ranges[low]
-            if held == owner and low == stop:
-                stop = high
-                continue
-            if held:
-                yield Segment(start, stop - start, *held, is_expandable=True)
-            start, stop, held = low, high, owner
+        for low, high, owner in self._pieces():
+            if owner != held or low != stop:
+                if held:
+                    yield Segment(start, stop - start, *held, is_expandable=True)
+                start, held = low, owner
+            stop = high
         if held:
             yield Segment(start, stop - start, *held, is_expandable=True)
+
+    def _pieces(self) -> Iterator[tuple[int, int, tuple[int, str] | None]]:
+        """What lies between two neighbouring ends of changes, and whose it is."""
+        changes = self._changes
+        coming = sorted(range(len(changes)), key=lambda number: changes[number][0], reverse=True)
+        there: list[int] = []  # a heap of changes that reach this far, the last one first
+        for low, high in pairwise(sorted({end for change in changes for end in change[:2]})):
+            while coming and changes[coming[-1]][0] <= low:
+                heappush(there, -coming.pop())
+            while there and changes[-there[0]][1] <= low:
+                heappop(there)
+            yield low, high, changes[-there[0]][2] if there else None
 
 
 def _mapped_segments(trace: Trace, event: int, changes: list[int]) -> list[Segment]:

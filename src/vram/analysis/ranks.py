@@ -108,20 +108,27 @@ def write_table(merged: Merged, path: Path) -> None:
     """Write the rows: as JSON if the name ends in .json, else as Parquet, which needs pyarrow."""
     require(merged, Merged, "merged")
     path = Path(require_path(path))
+    content = encode_table(merged, path)
     try:
-        if path.suffix == ".json":
-            path.write_text(json.dumps(merged.to_json()), encoding="utf-8")
-        else:
-            import pyarrow.parquet
+        path.write_bytes(content)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
 
-            pyarrow.parquet.write_table(merged.table.to_arrow(), path)
+
+def encode_table(merged: Merged, path: Path) -> bytes:
+    """What `write_table` writes to `path`."""
+    if path.suffix == ".json":
+        return json.dumps(merged.to_json()).encode()
+    try:
+        import pyarrow.parquet
     except ImportError as error:
         raise ConfigError(
             "Parquet files need pyarrow, which is not installed; "
             'pip install "vram[trace]", or name a .json file'
         ) from error
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
+    sink = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(merged.table.to_arrow(), sink)
+    return bytes(sink.getvalue())
 
 
 def _names(traces: Sequence[Trace]) -> list[str]:

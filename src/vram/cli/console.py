@@ -29,6 +29,7 @@ __all__ = [
     "INTERRUPTED",
     "NOT_TRIED",
     "NO_CODE",
+    "READER_LEFT",
     "Commands",
     "at_option",
     "device_option",
@@ -48,6 +49,7 @@ __all__ = [
     "read_conf",
     "read_duration",
     "read_size",
+    "report_error",
     "top_option",
 ]
 
@@ -119,14 +121,19 @@ class Commands(click.RichGroup):
         try:
             return super().invoke(ctx)
         except VramError as error:
-            click.echo(f"vram: {one_line(str(error))}", err=True)
-            ctx.exit(BAD_INPUT)
+            ctx.exit(report_error(error))
         except KeyboardInterrupt:
             click.echo("vram: interrupted", err=True)
             ctx.exit(INTERRUPTED)
         except BrokenPipeError:  # for example `| head`: discard what remains
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(READER_LEFT)
+
+
+def report_error(error: VramError) -> int:
+    """Print an error of the library; returns the exit code."""
+    click.echo(f"vram: {one_line(str(error))}", err=True)
+    return BAD_INPUT
 
 
 def one_line(message: str) -> str:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import BinaryIO
 
 import rich_click as click
 
 from vram.errors import ConfigError
 from vram.sizes import format_size
 from vram.trace import open_trace
-from vram.trace.convert import FORMATS, convert
+from vram.trace.convert import FORMATS, output_file
 
 from .console import device_option, file_argument, json_option
+from .limited import limited
 
 __all__ = ["convert_command"]
 
@@ -38,14 +40,21 @@ def convert_command(file: Path, to: str, output: Path | None, device: int | None
     target = output or default_output(file, to)
     if target.exists() and file.exists() and target.samefile(file):
         raise ConfigError(f"{target} is the input file; choose another output file with -o")
-    trace = open_trace(file, device=device)
-    convert(trace, to, target)
+    with output_file(target) as converted:
+        heading = _convert(file, device, to, converted)
     written = target.stat().st_size
     if as_json:
-        result = {"trace": trace.heading(), "output": str(target), "format": to, "bytes": written}
-        click.echo(json.dumps(result))
+        click.echo(json.dumps({"trace": heading, "output": str(target), "format": to, "bytes": written}))
     else:
-        click.echo(f"{target}: {trace.events} events, {format_size(written)}")
+        click.echo(f"{target}: {heading['events']} events, {format_size(written)}")
+
+
+@limited
+def _convert(file: Path, device: int | None, to: str, converted: BinaryIO) -> dict[str, object]:
+    trace = open_trace(file, device=device)
+    FORMATS[to].write(trace, converted)
+    converted.flush()
+    return trace.heading()
 
 
 def default_output(file: Path, to: str) -> Path:

@@ -25,6 +25,7 @@ from .console import (
     open_console,
     top_option,
 )
+from .limited import limited
 
 __all__ = ["diff_command"]
 
@@ -58,6 +59,7 @@ def _read_limit(ctx: click.Context, param: click.Parameter, value: str | None) -
 @device_option
 @json_option
 @click.pass_context
+@limited
 def diff_command(
     ctx: click.Context,
     before: Path,

@@ -35,6 +35,7 @@ from .console import (
     progress_bar,
     read_size,
 )
+from .limited import limited
 
 __all__ = ["explain_command"]
 
@@ -60,6 +61,7 @@ WITHOUT_STACK = "Backward passes run on threads without Python frames, so their 
 @device_option
 @json_option
 @click.pass_context
+@limited
 def explain_command(
     ctx: click.Context,
     file: Path,

@@ -23,6 +23,7 @@ from .console import (
     open_console,
     top_option,
 )
+from .limited import limited
 
 __all__ = ["leaks_command"]
 
@@ -39,6 +40,7 @@ __all__ = ["leaks_command"]
 @device_option
 @json_option
 @click.pass_context
+@limited
 def leaks_command(
     ctx: click.Context, file: Path, between: str | None, top: int, device: int | None, as_json: bool
 ) -> None:

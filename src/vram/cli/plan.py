@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
+from typing import BinaryIO
 
 import rich_click as click
 
@@ -11,6 +13,8 @@ from vram.analysis.moments import find_window, require_contents
 from vram.lifetimes.plan import Plan, plan, read_csv
 from vram.sizes import format_size
 from vram.trace import open_trace
+from vram.trace.convert import output_file
+from vram.trace.limits import allow_work
 
 from .console import (
     FINDING,
@@ -21,10 +25,13 @@ from .console import (
     open_console,
     read_size,
 )
+from .limited import limited
 
 __all__ = ["plan_command"]
 
 CSV_SUFFIX = ".csv"
+LEAST_ROW = len("1,0,1,1\n")
+"""Bytes of the shortest row of a CSV."""
 TRACE_ALIGN = 512
 
 
@@ -70,32 +77,45 @@ def plan_command(
     FILE is a trace, or a CSV of `id,lower,upper,size` (live from lower to upper, excluding upper). Exits with
     1 if no plan within --capacity was found.
     """
+    if file.suffix.lower() == CSV_SUFFIX and (between is not None or device is not None):
+        raise click.UsageError("--between and --device apply to traces, not to CSV files")
+    with nullcontext() if picture is None else output_file(picture) as drawn:
+        feasible = _plan(file, between, capacity, align, time_limit, device, as_json, drawn)
+    if not feasible:
+        ctx.exit(FINDING)
+
+
+@limited
+def _plan(
+    file: Path,
+    between: str | None,
+    capacity: int | None,
+    align: int | None,
+    time_limit: float | None,
+    device: int | None,
+    as_json: bool,
+    drawn: BinaryIO | None,
+) -> bool:
+    """Print the plan; returns whether it fits."""
     if file.suffix.lower() == CSV_SUFFIX:
-        if between is not None or device is not None:
-            raise click.UsageError("--between and --device apply to traces, not to CSV files")
+        allow_work(file.stat().st_size // LEAST_ROW if file.exists() else 0, time_limit or 0.0)
         found = plan(read_csv(file), align=align or 1, capacity=capacity, time_limit=time_limit)
     else:
         trace = open_trace(file, device=device)
+        allow_work(0, time_limit or 0.0)
         require_contents(trace)
         part = None if between is None else find_window(trace, between)
         found = plan(
             trace, align=align or TRACE_ALIGN, capacity=capacity, time_limit=time_limit, between=part
         )
-    if picture is not None:
-        _write(picture, found.picture())
+    if drawn is not None:
+        drawn.write(found.picture().encode())
+        drawn.flush()
     if as_json:
         click.echo(json.dumps(found.to_json()))
     else:
         _draw(file, found)
-    if not found.feasible:
-        ctx.exit(FINDING)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise click.UsageError(f"failed to write the image: {error}") from error
+    return found.feasible
 
 
 def _draw(file: Path, found: Plan) -> None:

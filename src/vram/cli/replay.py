@@ -48,6 +48,7 @@ from .console import (
     read_duration,
     read_size,
 )
+from .limited import limited
 
 __all__ = ["replay_command"]
 
@@ -160,6 +161,25 @@ def replay_command(
         raise click.UsageError(f"only {SPILLING} spills to host memory; omit --policy")
     if not sweep and (executor or jobs > 1):
         raise click.UsageError("-j and --executor require --sweep")
+    run = _run if executor else limited(_run)  # the workers of a cluster are processes of their own
+    if run(files, policies, capacity, conf, lag, spill or 0, sweep, jobs, executor, device, as_json):
+        ctx.exit(FINDING)
+
+
+def _run(
+    files: tuple[Path, ...],
+    policies: tuple[str, ...],
+    capacity: int | None,
+    conf: Mapping[str, Any],
+    lag: float,
+    spill: int,
+    sweep: bool,
+    jobs: int,
+    executor: str | None,
+    device: int | None,
+    as_json: bool,
+) -> bool:
+    """Replay and print; returns whether an allocator ran out of memory, or no setting fits."""
     if sweep:
         traces = [_open(path, device) for path in files]
         with progress_bar("settings") as progress:
@@ -173,19 +193,17 @@ def replay_command(
                 progress=progress,
             )
         _show_sweeps(traces, rankings, capacity, as_json)
-        failed = any(all(each.smallest_capacity is None for each in ranked) for ranked in rankings)
+        return any(all(each.smallest_capacity is None for each in ranked) for ranked in rankings)
     else:
         reports, traces = [], []
         with progress_bar("files") as progress:
             for done, path in enumerate(files):
                 progress(done, len(files))
                 trace = _open(path, device)
-                reports.append(_compare(trace, policies, capacity, conf, lag, spill or 0))
+                reports.append(_compare(trace, policies, capacity, conf, lag, spill))
                 traces.append(trace)
         _show_reports(reports, traces, capacity, as_json)
-        failed = any(result.oom for report in reports for result in report.results)
-    if failed:
-        ctx.exit(FINDING)
+        return any(result.oom for report in reports for result in report.results)
 
 
 def _open(path: Path, device: int | None) -> Trace:

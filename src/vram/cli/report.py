@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import BinaryIO
 
 import rich_click as click
 
 from vram.replay.run import can_replay
 from vram.sizes import format_size
 from vram.trace import open_trace
+from vram.trace.convert import output_file
 
 from .console import NOT_TRIED, device_option, draw_line, file_argument, open_console, progress_bar
+from .limited import limited
 
 __all__ = ["report_command"]
 
@@ -38,12 +41,19 @@ def report_command(file: Path, output: Path, redact: bool, sweep: bool, device: 
 
     The file is the page of `vram serve` with its data included. It works offline and can be shared.
     """
-    from vram.web import write_report
-
-    trace = open_trace(file, device=device)
-    with progress_bar("trying settings") as show:
-        write_report(trace, output, redact=redact, sweep=sweep, progress=show)
+    with output_file(output) as page:
+        _render(file, device, redact, sweep, page)
     console = open_console()
     draw_line(console, f"{output}: {format_size(output.stat().st_size)}")
     if sweep and not can_replay():
         draw_line(console, f"not tried: {NOT_TRIED}", "dim")
+
+
+@limited
+def _render(file: Path, device: int | None, redact: bool, sweep: bool, page: BinaryIO) -> None:
+    from vram.web.report import render_report
+
+    trace = open_trace(file, device=device)
+    with progress_bar("trying settings") as show:
+        page.write(render_report(trace, redact=redact, sweep=sweep, progress=show).encode())
+    page.flush()

@@ -58,7 +58,7 @@ def serve_command(
 def _serve(page: Page, files: tuple[Path, ...], opened: bool | None) -> None:
     if len(files) == 1 and not files[0].is_dir():
         with progress_bar("reading") as show:
-            page.recordings.get(0, show)  # a file that cannot be read fails here, not in the browser
+            page.recordings.open(0, show)  # a file that cannot be read fails here, not in the browser
     open_console().print(page.url, soft_wrap=True, markup=False)
     sys.stdout.flush()
     if opened or (opened is None and _has_desktop()):

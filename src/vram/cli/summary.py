@@ -22,6 +22,7 @@ from .console import (
     open_console,
     top_option,
 )
+from .limited import limited
 
 __all__ = ["summary_command"]
 
@@ -36,6 +37,7 @@ KINDS = {"peak": "the peak, ", "oom": "the out-of-memory error, "}
 @top_option
 @device_option
 @json_option
+@limited
 def summary_command(file: Path, by: str, at: str, top: int, device: int | None, as_json: bool) -> None:
     """Show what holds the memory of a recorded job at its peak or at another moment."""
     trace = open_trace(file, device=device)

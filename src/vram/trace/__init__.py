@@ -5,6 +5,7 @@ Needs neither the native core nor NumPy. `vram.replay` runs a trace through allo
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from .arrow import STREAM_MAGIC, TraceWriter
 from .files import DEFAULT_MAX_BYTES, BoundedReader, open_regular_file
 from .formats import read_parts
 from .lifetimes import ALLOCATE, AT_ONCE, FREE, Lifetimes, lifetimes, peak_allocated
+from .limits import TOO_MUCH_MEMORY, allow_work, in_force, while_reading
 from .model import BEFORE, Action, Annotation, Block, BlockState, Frame, Segment, Trace
 from .moves import Move, find_moves, moved_by_tag
 from .notes import unpack
@@ -86,9 +88,30 @@ def _open_file(
             if trusted:
                 reader = BoundedReader(file, max_bytes, max_expansion=None)
                 return unpack(*read_parts(reader, device), source)
+            if in_force():
+                return _read_here(file, source, device, max_bytes, progress)
             return read_in_child(file, source, device, max_bytes, progress)
         except TraceError as error:
             raise TraceError(f"{source}: {error.message}", **error.facts) from error
+
+
+def _read_here(file: io.FileIO, source: str, device: int | None, max_bytes: int, progress: Progress) -> Trace:
+    """Read in this process, which has limits. Work on the recording is allowed what it needs."""
+    allow, whole = while_reading(), os.fstat(file.fileno()).st_size
+
+    def arrived(count: int) -> None:
+        allow(count)
+        if progress is not None:
+            progress(min(file.tell(), whole), whole)
+
+    try:
+        trace = unpack(*read_parts(BoundedReader(file, max_bytes, arrived), device), source)
+    except MemoryError:
+        raise TraceError(TOO_MUCH_MEMORY, place="file") from None
+    if progress is not None:
+        progress(whole, whole)
+    allow_work(trace.events + sum(1 + len(segment.blocks) for segment in trace.segments))
+    return trace
 
 
 def _shown(path: str | os.PathLike[str]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -15,7 +16,7 @@ from .model import Trace
 from .perfetto import write_perfetto
 from .torch_export import write_torch
 
-__all__ = ["FORMATS", "Format", "convert"]
+__all__ = ["FORMATS", "Format", "convert", "output_file"]
 
 
 class Format(NamedTuple):
@@ -38,13 +39,25 @@ def convert(trace: Trace, to: str, path: str | os.PathLike[str]) -> None:
     """Write `trace` to `path` in one of `FORMATS`. The file appears when it is complete, or not at all."""
     if to not in FORMATS:
         raise ValueError(f"{to!r} is not a format; there are {', '.join(FORMATS)}")
+    with output_file(path) as file:
+        FORMATS[to].write(trace, file)
+
+
+@contextmanager
+def output_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Open a file to write. It appears when it is complete, or not at all."""
     target = Path(path)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    replaced = target.is_file() or not target.exists()  # not where it is a device, such as /dev/stdout
+    if replaced:
+        target = target.resolve()
+    part = target.with_name(f".{target.name}.{os.getpid()}.part") if replaced else target
     try:
         with part.open("wb") as file:
-            FORMATS[to].write(trace, file)
-        part.replace(target)
+            yield file
+        if replaced:
+            part.replace(target)
     except OSError as error:
-        raise TraceError(f"cannot write {target}: {error.strerror or error}", place="file") from error
+        raise TraceError(f"cannot write {path}: {error.strerror or error}", place="file") from error
     finally:
-        part.unlink(missing_ok=True)
+        if replaced:
+            part.unlink(missing_ok=True)

@@ -1,17 +1,15 @@
 """Answers to the page's queries about recordings, as plain data from `vram.analysis`.
 
-The server and reports use the same answers. A query names its file by a number in a table that was created
-when the page was opened; the page never sends a path.
+Reports and the processes that answer for the server (`child`) use the same answers.
 """
 
 from __future__ import annotations
 
 import re
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
-from pathlib import Path
+from functools import cache, cached_property
 from typing import Any, TypeAlias
 
 from vram.analysis import Memories, explain
@@ -23,12 +21,12 @@ from vram.analysis.memory import Memory
 from vram.analysis.places import frame_text
 from vram.analysis.timeline import AXES, Timeline
 from vram.core.verdict import MEANINGS, verdict_text
-from vram.errors import ConfigError, TraceError
-from vram.trace import STEP_PREFIX, Action, Annotation, Trace, find_steps, open_trace
+from vram.errors import ConfigError
+from vram.trace import STEP_PREFIX, Action, Annotation, Steps, Trace, find_steps, open_trace
 from vram.trace.allocations import Allocations, find_allocations
 from vram.trace.series import events_of
 
-__all__ = ["Answer", "Parameters", "Recording", "Recordings"]
+__all__ = ["Answer", "Opened", "Parameters", "Recording", "answer", "whole"]
 
 Answer: TypeAlias = dict[str, Any]
 Parameters: TypeAlias = Mapping[str, str]
@@ -46,10 +44,8 @@ DIFFERENCES = ("line", "module", "tag", "stream")
 """What two recordings are compared by."""
 KEPT_MOMENTS = 4
 """Maximum number of moments whose memory is kept: views ask about the same one, the oldest is dropped."""
-NO_RECORDINGS = (".md", ".html", ".py")
-"""Files in a folder that are not listed: notes, reports and programs."""
-KEPT_OPEN = 4
-"""Maximum number of recordings in memory."""
+KEPT_READ = 2
+"""Maximum number of recordings in a process: one, and one that it is compared with."""
 
 
 class Recording:
@@ -73,6 +69,10 @@ class Recording:
     @cached_property
     def _memories_made(self) -> Memories:
         return Memories(self.trace, self._allocations)
+
+    @cached_property
+    def _found_steps(self) -> Steps:
+        return find_steps(self.trace)
 
     @property
     def timeline(self) -> Timeline:
@@ -149,7 +149,7 @@ class Recording:
 
     def _steps(self) -> list[list[int]]:
         """Return number, first event and its time of each step."""
-        steps = find_steps(self.trace)
+        steps = self._found_steps
         found = [
             [number, first, self.trace.time_us[first]]
             for number, first in zip(steps.numbers, steps.first, strict=True)
@@ -241,11 +241,10 @@ class Recording:
         """Return events as a list, each with what `moment` says of it and its place in the program."""
         last = min(max(first, 0) + count, self.trace.events)
         rows = []
+        named = cache(lambda stack: label_of(self.trace, "stack", stack or None))
         for event in range(max(first, 0), last):
             found = self._what(event) or {}
-            rows.append(
-                {"event": event, **found, "label": label_of(self.trace, "stack", found["stack"] or None)}
-            )
+            rows.append({"event": event, **found, "label": named(found["stack"])})
         return {"events": rows}
 
     def _what(self, event: int) -> Answer | None:
@@ -253,7 +252,7 @@ class Recording:
         if event < 0:
             return None
         trace = self.trace
-        step = find_steps(trace).of(event)
+        step = self._found_steps.of(event)
         return {
             "action": Action(trace.action[event]).name.lower(),
             **_place_or_free(trace, event),
@@ -305,97 +304,36 @@ def explain_briefly(trace: Trace, memory: Memory) -> Answer:
     return {"verdict": verdict, "fragmentation": share}
 
 
-class Recordings:
-    """The files that a page may show: a table, opened on demand. Only `add` extends it."""
+Known: TypeAlias = Mapping[int, Recording]
+"""The recordings that a query names, by number."""
 
-    def __init__(self, paths: Iterable[Path], *, device: int | None = None) -> None:
-        """Set the files. Directories are listed now; nothing is read yet."""
-        given = list(paths)
-        self.folder = next((path.name or str(path) for path in given if path.is_dir()), "")
-        self._paths = list(_listed(given))
+
+class Opened:
+    """The recordings that a process has read, by number in the table of the page. Any thread may use it."""
+
+    def __init__(self, device: int | None) -> None:
+        """Nothing is read yet."""
         self._device = device
-        self._summaries: dict[int, Answer] = {}
-        self._read: dict[int, tuple[int, int]] = {}
-        self._open: OrderedDict[int, Recording] = OrderedDict()
-        self._locks = [threading.Lock() for _ in self._paths]
+        self._read: OrderedDict[int, Recording] = OrderedDict()
         self._lock = threading.Lock()
 
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    def names(self) -> list[Answer]:
-        """Return number, name and size of each file."""
-        return [
-            {"file": number, "name": path.name, "bytes": path.stat().st_size if path.exists() else 0}
-            for number, path in enumerate(self._paths)
-        ]
-
-    def get(self, number: int, progress: Callable[[int, int], None] | None = None) -> Recording:
-        """Return the recording with that number, read if needed; `progress` is that of `vram.open`."""
-        if not 0 <= number < len(self._paths):
-            raise ConfigError(f"recording {number} does not exist; there are {len(self._paths)}")
-        with self._locks[number]:
-            with self._lock:
-                if number in self._open:
-                    self._open.move_to_end(number)
-                    return self._open[number]
-            found = Recording(
-                open_trace(
-                    self._paths[number], device=self._device, progress=self._progress(number, progress)
-                )
-            )
-            with self._lock:
-                self._open[number] = found
-                while len(self._open) > KEPT_OPEN:
-                    self._open.popitem(last=False)
-            return found
-
-    def _progress(self, number: int, also: Callable[[int, int], None] | None) -> Callable[[int, int], None]:
-        def tell(done: int, whole: int) -> None:
-            self._read[number] = (done, whole)
-            if also is not None:
-                also(done, whole)
-
-        return tell
-
-    def reading(self, number: int) -> Answer:
-        """Return how much of a file was read so far; never waits."""
-        done, whole = self._read.get(number, (0, 0))
-        return {"done": done, "bytes": whole, "open": number in self._open}
-
-    def summary(self, number: int) -> Answer:
-        """Return one line about a recording; kept, so that an index reads each file once."""
-        if number not in self._summaries:
-            self._summaries[number] = self.get(number).summary()
-        return self._summaries[number]
-
-    def add(self, path: Path) -> int:
-        """Add a file to the table and return its number."""
+    def read(self, number: int, path: str, progress: Callable[[int, int], None] | None = None) -> Recording:
+        """Return a recording, read if needed; `progress` is that of `vram.open`."""
         with self._lock:
-            self._paths.append(path)
-            self._locks.append(threading.Lock())
-            return len(self._paths) - 1
-
-    def answer(self, question: str, given: Parameters) -> Answer:
-        """Answer a query of the page by its name; raise ConfigError if it is unknown or invalid."""
-        found = _QUESTIONS.get(question)
-        if found is None:
-            raise ConfigError(f"unknown query {question!r}; valid: {', '.join(_QUESTIONS)}")
-        return found(self, given)
+            if number not in self._read:
+                self._read[number] = Recording(open_trace(path, device=self._device, progress=progress))
+                while len(self._read) > KEPT_READ:
+                    self._read.popitem(last=False)
+            self._read.move_to_end(number)
+            return self._read[number]
 
 
-def _listed(paths: Iterable[Path]) -> Iterable[Path]:
-    for path in paths:
-        if path.is_dir():
-            yield from sorted(filter(_may_be_recording, path.iterdir()))
-        elif path.is_file():
-            yield path
-        else:
-            raise TraceError(f"cannot open {path}: no such file or directory", place="file")
-
-
-def _may_be_recording(path: Path) -> bool:
-    return path.is_file() and path.name[0] != "." and path.suffix not in NO_RECORDINGS
+def answer(recordings: Known, question: str, given: Parameters) -> Answer:
+    """Answer a query of the page by its name; raise ConfigError if it is unknown or invalid."""
+    found = _QUESTIONS.get(question)
+    if found is None:
+        raise ConfigError(f"unknown query {question!r}; valid: {', '.join(_QUESTIONS)}")
+    return found(recordings, given)
 
 
 # ---- queries -----------------------------------------------------------------------------------------------
@@ -404,7 +342,8 @@ def _may_be_recording(path: Path) -> bool:
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 
 
-def _whole(given: Parameters, name: str, otherwise: int | None = None) -> int:
+def whole(given: Parameters, name: str, otherwise: int | None = None) -> int:
+    """Return an integer of a query."""
     text = given.get(name, "" if otherwise is None else str(otherwise))
     if not _INTEGER.fullmatch(text):
         raise ConfigError(f"{name} must be an integer, not {text[:40]!r}")
@@ -428,54 +367,53 @@ def _axis(given: Parameters) -> str:
     return axis
 
 
-def _recording(recordings: Recordings, given: Parameters) -> Recording:
-    return recordings.get(_whole(given, "file"))
+def _recording(recordings: Known, given: Parameters) -> Recording:
+    return recordings[whole(given, "file")]
 
 
-def _level(recordings: Recordings, given: Parameters) -> Answer:
-    columns = min(max(_whole(given, "columns", 1000), 1), MOST_COLUMNS)
+def _level(recordings: Known, given: Parameters) -> Answer:
+    columns = min(max(whole(given, "columns", 1000), 1), MOST_COLUMNS)
     stretch = _number(given, "low"), _number(given, "high")
     return _recording(recordings, given).level(_axis(given), *stretch, columns, given.get("by") or None)
 
 
-def _bands(recordings: Recordings, given: Parameters) -> Answer:
+def _bands(recordings: Known, given: Parameters) -> Answer:
     stretch = _number(given, "low"), _number(given, "high")
-    most = min(max(_whole(given, "most", 1000), 1), 5000)
+    most = min(max(whole(given, "most", 1000), 1), 5000)
     return _recording(recordings, given).bands(_axis(given), *stretch, most)
 
 
-def _stacks(recordings: Recordings, given: Parameters) -> Answer:
+def _stacks(recordings: Known, given: Parameters) -> Answer:
     numbers = [part for part in given.get("numbers", "").split(",") if part.isdecimal() and len(part) < 12]
     return _recording(recordings, given).stacks(map(int, numbers[:MOST_STACKS]))
 
 
-def _holders(recordings: Recordings, given: Parameters) -> Answer:
+def _holders(recordings: Known, given: Parameters) -> Answer:
     by = given.get("by", "stack")
-    found = _recording(recordings, given).holders(_whole(given, "event"), by)
+    found = _recording(recordings, given).holders(whole(given, "event"), by)
     compared = "against" in given
     if compared:
-        other = recordings.get(_whole(given, "against_file", _whole(given, "file")))
-        found = compare_holders(other.holders(_whole(given, "against"), by), found)
+        other = recordings[whole(given, "against_file", whole(given, "file"))]
+        found = compare_holders(other.holders(whole(given, "against"), by), found)
     least = int(SMALLEST_SHARE * max(found.bytes, found.before))
     return {"compared": compared, "tree": found.to_json(least)}
 
 
-def _events(recordings: Recordings, given: Parameters) -> Answer:
-    count = min(max(_whole(given, "count", 100), 1), MOST_EVENTS)
-    return _recording(recordings, given).events(_whole(given, "first"), count)
+def _events(recordings: Known, given: Parameters) -> Answer:
+    count = min(max(whole(given, "count", 100), 1), MOST_EVENTS)
+    return _recording(recordings, given).events(whole(given, "first"), count)
 
 
-def _difference(recordings: Recordings, given: Parameters) -> Answer:
+def _difference(recordings: Known, given: Parameters) -> Answer:
     """Compare two recordings at their peaks; what each of them says of itself comes along."""
-    numbers = _whole(given, "file"), _whole(given, "against_file")
-    traces = [recordings.get(number).trace for number in reversed(numbers)]
+    numbers = whole(given, "file"), whole(given, "against_file")
+    traces = [recordings[number].trace for number in reversed(numbers)]
     by = given.get("by", "line")
     found = difference(traces[0], traces[1], by if by in DIFFERENCES else "line").to_json()
     return {**found, "groups": found["groups"][:MOST_HOLDERS]}
 
 
-_QUESTIONS: dict[str, Callable[[Recordings, Parameters], Answer]] = {
-    "files": lambda recordings, given: {"files": recordings.names()},
+_QUESTIONS: dict[str, Callable[[Known, Parameters], Answer]] = {
     "about": lambda recordings, given: _recording(recordings, given).about(),
     "level": _level,
     "bands": _bands,
@@ -483,13 +421,12 @@ _QUESTIONS: dict[str, Callable[[Recordings, Parameters], Answer]] = {
         _axis(given), _number(given, "x")
     ),
     "stacks": _stacks,
-    "moment": lambda recordings, given: _recording(recordings, given).moment(_whole(given, "event")),
+    "moment": lambda recordings, given: _recording(recordings, given).moment(whole(given, "event")),
     "holders": _holders,
     "events": _events,
     "difference": _difference,
-    "summary": lambda recordings, given: recordings.summary(_whole(given, "file")),
-    "reading": lambda recordings, given: recordings.reading(_whole(given, "file")),
-    "why": lambda recordings, given: _recording(recordings, given).why(_whole(given, "event")),
+    "summary": lambda recordings, given: _recording(recordings, given).summary(),
+    "why": lambda recordings, given: _recording(recordings, given).why(whole(given, "event")),
 }
 
 
@@ -503,18 +440,19 @@ def _is_step(mark: Annotation) -> bool:
 def _spans(marks: Iterable[Annotation], end: int) -> list[Answer]:
     """Return annotations from start to end; `depth` counts the enclosing ones."""
     found: list[Answer] = []
-    pending: list[Answer] = []
+    pending: defaultdict[str, list[Answer]] = defaultdict(list)
+    depth = 0
     for mark in sorted(marks, key=lambda each: each.time_us):
         if _is_step(mark):
             continue
         if mark.stage == "START":
-            pending.append({"name": mark.name, "from": mark.time_us, "to": end, "depth": len(pending)})
-            found.append(pending[-1])
+            found.append({"name": mark.name, "from": mark.time_us, "to": end, "depth": depth})
+            pending[mark.name].append(found[-1])
+            depth += 1
             continue
-        opened = [each for each in pending if each["name"] == mark.name]
-        if mark.stage == "END" and opened:
-            opened[-1]["to"] = mark.time_us
-            pending.remove(opened[-1])
+        if mark.stage == "END" and pending[mark.name]:
+            pending[mark.name].pop()["to"] = mark.time_us
+            depth -= 1
         elif mark.stage != "END":
             found.append({"name": mark.name, "from": mark.time_us, "to": mark.time_us, "depth": 0})
     return found

@@ -48,7 +48,7 @@ def write_report(
     With `sweep`, the page contains the table of what other allocators would need, if the native core is
     built; `progress` reports on it.
     """
-    page = render_report(redacted(trace) if redact else trace, sweep=sweep, progress=progress)
+    page = render_report(trace, redact=redact, sweep=sweep, progress=progress)
     try:
         path.write_text(page, encoding="utf-8")
     except OSError as error:
@@ -56,9 +56,14 @@ def write_report(
 
 
 def render_report(
-    trace: Trace, *, sweep: bool = True, progress: Callable[[int, int], None] | None = None
+    trace: Trace,
+    *,
+    redact: bool = False,
+    sweep: bool = True,
+    progress: Callable[[int, int], None] | None = None,
 ) -> str:
     """Return the page with its data, as text."""
+    trace = redacted(trace) if redact else trace
     bare, script, styles = index_html()
     script = script.replace("</script", "<\\/script")
     recording = Recording(trace)

@@ -1,7 +1,7 @@
 """The server of the page, on the loopback address. Requests must carry the token.
 
 Every request must name this server as its host, must not come from another site, and must carry the token to
-get data. Files are served from a fixed table. `recordings` computes the answers; a running process is any
+get data. Files are served from a fixed table. `files` has the answers; a running process is any
 function that returns its status (such as that of `vram.observe.monitor`).
 """
 
@@ -21,6 +21,7 @@ import threading
 import weakref
 import webbrowser
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import unquote
@@ -31,7 +32,8 @@ from vram.trace import DEFAULT_MAX_BYTES
 
 from .assets import built_page
 from .connections import Connections, limited_server
-from .recordings import Answer, Recordings
+from .files import Recordings
+from .recordings import Answer
 from .sweeps import POLICIES, Sweep
 
 __all__ = ["LiveStatus", "Page"]
@@ -150,6 +152,7 @@ class Page:
         if self._thread is not None:
             self._thread.join(5.0)
         self._socket.close()
+        self.recordings.close()
         for folder in (self._opening, self._dropped):
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -164,7 +167,8 @@ class Page:
         """In the child of a fork, do not serve: the port and the connections belong to the parent."""
         connections = [each.transport for each in self._server.server_state.connections]
         sockets = [each.get_extra_info("socket") for each in connections if each is not None]
-        disown([self._socket.fileno(), *(each.fileno() for each in sockets if each is not None)])
+        served = [self._socket.fileno(), *(each.fileno() for each in sockets if each is not None)]
+        disown([*served, *self.recordings.descriptors()])
         self._opening = self._dropped = None
 
     def __enter__(self) -> Page:
@@ -297,13 +301,7 @@ def _application(
                 return in_json(
                     {"files": recordings.names(), "folder": recordings.folder, "live": live is not None}
                 )
-            answer = await run_in_threadpool(
-                lambda: json.dumps(
-                    recordings.answer(question, dict(request.query_params)),
-                    separators=(",", ":"),
-                    allow_nan=False,
-                )
-            )
+            answer = await run_in_threadpool(recordings.answer, question, dict(request.query_params))
             return Response(answer, media_type="application/json")
         except VramError as error:
             return in_json({"error": str(error)}, 400)
@@ -405,15 +403,20 @@ class _Sweeps:
 
     def start(self, file: int, policies: tuple[str, ...]) -> str:
         """Start a sweep and return its name. A sweep that was requested before is not run again."""
-        recording = self._recordings.get(file)
+        self._recordings.open(file)
         name = f"{file}-{'-'.join(policies)}"
         with self._lock:
             known = self._known.get(name)
             if known is None or "error" in known.state():
                 if any(not each.ended for each in self._known.values()):
                     raise ConfigError("another sweep is running; wait until it has finished")
-                self._known[name] = Sweep(recording.trace, policies)
+                self._known[name] = Sweep(partial(self._run, file), policies)
         return name
+
+    def _run(self, file: int, policies: tuple[str, ...], progress: Callable[[int, int], None]) -> Answer:
+        asked = {"file": str(file), "policies": ",".join(policies)}
+        answer: Answer = json.loads(self._recordings.answer("sweep", asked, progress))
+        return answer
 
     def get(self, name: str) -> Sweep | None:
         return self._known.get(name)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeAlias
 
 from vram.errors import ConfigError
 from vram.replay import POLICY_KINDS, grid, sweep
@@ -13,6 +14,8 @@ from vram.trace.lifetimes import intended
 
 __all__ = ["POLICIES", "Sweep", "sweep_answer"]
 
+Run: TypeAlias = Callable[[tuple[str, ...], Callable[[int, int], None]], dict[str, Any]]
+"""Returns the answer of a sweep over some policies, and reports how many settings of how many are done."""
 POLICIES = ("torch", "torch-expandable", "cuda-async", "vram")
 """The default policies of the page."""
 
@@ -31,8 +34,8 @@ def sweep_answer(trace: Trace, policies: tuple[str, ...] = POLICIES, progress: A
 class Sweep:
     """One sweep. Any thread may read its `state()`: done, count, and finally the answer or the error."""
 
-    def __init__(self, trace: Trace, policies: tuple[str, ...]) -> None:
-        """Start the sweep."""
+    def __init__(self, run: Run, policies: tuple[str, ...]) -> None:
+        """Start the sweep, which `run` does."""
         unknown = [each for each in policies if each not in POLICY_KINDS]
         if unknown or not policies:
             raise ConfigError(
@@ -40,7 +43,7 @@ class Sweep:
                 if unknown
                 else f"select at least one allocator: {', '.join(POLICY_KINDS)}"
             )
-        self._trace = trace
+        self._sweep = run
         self.policies = policies
         self._changed = threading.Condition()
         self._state: dict[str, Any] = {"done": 0, "count": len(grid(policies))}
@@ -60,7 +63,7 @@ class Sweep:
 
     def _run(self) -> None:
         try:
-            self._tell(answer=sweep_answer(self._trace, self.policies, self._progress))
+            self._tell(answer=self._sweep(self.policies, self._progress))
         except Exception as error:  # waiting pages must get every error
             self._tell(error=str(error))
 
