@@ -887,8 +887,7 @@ GRAPHS = """
 def test_graphs_are_captured_where_memory_is_short() -> None:
     program = """
     weights = [values(1024, 1024) for _ in range(4)]
-    others = [values(4 << 20) for _ in range(30)]  # 16 MiB each, used between the replays
-    first = [each.sum().item() for each in others]  # before anything has moved
+    others = [torch.full((4 << 20,), float(i), device="cuda") for i in range(30)]  # 16 MiB each
     shared = torch.cuda.graph_pool_handle()
     (weights[0] @ weights[1]).sum().item()  # what libraries allocate once
     graphs = []
@@ -914,8 +913,8 @@ def test_graphs_are_captured_where_memory_is_short() -> None:
             x.add_(1).remainder_(5)
         for each in others:
             each.add_(1)
-    ends = [(each - 3).sum().item() == sum for each, sum in zip(others, first)]
-    report = [checksum(results), all(ends), moved, reserved, on_host]
+    ends = [each.mean().item() for each in others]
+    report = [checksum(results), ends, moved, reserved, on_host]
     graphs.clear()
     del graph, y, x
     torch.cuda.synchronize()
@@ -923,11 +922,11 @@ def test_graphs_are_captured_where_memory_is_short() -> None:
     pool.check()
     print(json.dumps(report))
     """
-    expected, same, none, reserved, _ = told(GRAPHS, program)
+    expected, ends, none, reserved, _ = told(GRAPHS, program)
     limit = reserved * 3 // 4
-    results, right, moved, less, on_host = told(GRAPHS, program, LIMIT=str(limit))
+    results, same_ends, moved, less, on_host = told(GRAPHS, program, LIMIT=str(limit))
     assert none == 0 and moved > 0 and less <= limit < reserved
-    assert results == expected and same and right
+    assert results == expected and same_ends == ends
     assert on_host == 0  # what graphs use is in device memory when they run
 
 
