@@ -28,6 +28,8 @@ Status Report::fail(const Climb& climb, OutOfMemoryReport* report) {
   ++out_of_memory_;
   OutOfMemoryReport why = explain(climb.size, *climb.stream);
   why.spill = climb.spill;
+  why.align = climb.want.align > kUnit ? climb.want.align : 0;
+  if (climb.no_addresses) why.addresses = space().bytes();
   if (report != nullptr) *report = why;
   std::lock_guard guard(climb.stream->lock);
   log_.note(*climb.stream, Action::out_of_memory, why.device_free, climb.size, climb.tag, 0);
