@@ -158,7 +158,11 @@ PoolStats Report::gather() const {
     stats.cached += each.cached;
     stats.free_page_bytes += stock().free_bytes(number);
   }
-  stats.peak_live = accounts_.peak_live();
+  stats.peak_live = std::max(accounts_.peak_live(), stats.live);
+  // The peaks of the parts need not be of one moment, but none is above that of the whole.
+  for (int kind = 0; kind < 2; ++kind)
+    for (Meter* meter : {&stats.bytes[kind], &stats.requested[kind]})
+      meter->peak = std::min(meter->peak, stats.peak_live);
   stats.peak_active = accounts_.peak_active();
   stats.reserved = log_.reserved();
   stats.segments = log_.pieces();
