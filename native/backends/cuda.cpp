@@ -57,20 +57,27 @@ bool CudaBackend::inherited() const {
 
 void CudaBackend::abandon() { abandoned_ = true; }
 
-// Some devices, and some containers on devices that support them, refuse the page calls. Creates a page to
-// find out, and returns why it does not work, or nothing.
+// Some devices, and some containers on devices that support them, refuse the page calls. Uses a page to find
+// out, and returns why it does not work, or nothing.
 std::string CudaBackend::probe_pages() {
   if (attribute(kCuAttributeVirtualMemory) == 0) return "the device has no virtual memory management";
-  PageHandle page = 0;
-  Status status = page_create(kSlotBytes, &page);
-  // Without one feature after the other, if the device promises more than the container grants.
+  Status status = try_page();
+  // Without one feature after the other, if the device promises more than the system grants: containers
+  // refuse to create such a page, and WSL2 refuses access to a page for RDMA.
   for (bool* feature : {&rdma_, &exports_}) {
     if (status.ok() || !*feature) continue;
     *feature = false;
-    status = page_create(kSlotBytes, &page);
+    status = try_page();
   }
   // Without memory for a single page, the calls cannot be tested.
-  if (status.code == Code::out_of_memory) return {};
+  if (status.ok() || status.code == Code::out_of_memory) return {};
+  return std::string(status.call) + " failed: " + cuda_error_text(status.native);
+}
+
+// Creates a page, maps it, and asks for access.
+Status CudaBackend::try_page() {
+  PageHandle page = 0;
+  Status status = page_create(kSlotBytes, &page);
   Address space = 0;
   bool mapped = false;
   if (status.ok()) status = space_reserve(kSlotBytes, &space);
@@ -82,8 +89,7 @@ std::string CudaBackend::probe_pages() {
   if (mapped) (void)unmap(space, kSlotBytes);
   if (space != 0) (void)space_release(space, kSlotBytes);
   if (page != 0) (void)page_release(page, kSlotBytes);
-  if (status.ok()) return {};
-  return std::string(status.call) + " failed: " + cuda_error_text(status.native);
+  return status;
 }
 
 std::string CudaBackend::hardware() const {

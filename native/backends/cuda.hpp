@@ -191,6 +191,7 @@ class CudaBackend : public Backend, public DriverPoolBackend {
   Status pool_grant(void* pool);
   bool inherited() const;  // after a fork, or abandoned: the driver must not be called
   std::string probe_pages();
+  Status try_page();
   Status event_made(unsigned flags, EventHandle* out);
   bool knows(EventHandle event) const;
   bool breaks_capture(void* stream) const;

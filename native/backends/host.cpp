@@ -17,6 +17,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <deque>
+#include <new>
 #include <system_error>
 #include <thread>
 
@@ -307,6 +308,7 @@ bool HostBackend::open_store() {
       fallocate(store_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, length) == 0) {
     store_bytes_ = kSlotBytes;
     free_offsets_[0].push_back(0);
+    ++offsets_[0];
     return true;
   }
   ::close(store_);
@@ -332,7 +334,12 @@ Status HostBackend::reserve(std::uint64_t bytes, Address* out) {
       mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) return from_errno("reserve");
   *out = reinterpret_cast<Address>(memory);
-  ledger_.reserve(*out, bytes);
+  try {
+    ledger_.reserve(*out, bytes);
+  } catch (const std::bad_alloc&) {
+    munmap(memory, bytes);
+    throw;
+  }
   return kOk;
 }
 
@@ -360,7 +367,12 @@ Status HostBackend::space_reserve(std::uint64_t bytes, Address* out) {
   *out = round_up(start, kSlotBytes);
   if (*out > start) munmap(memory, *out - start);
   if (*out + bytes < start + wanted) munmap(pointer(*out + bytes), start + wanted - *out - bytes);
-  ledger_.space_reserve(*out, bytes);
+  try {
+    ledger_.space_reserve(*out, bytes);
+  } catch (const std::bad_alloc&) {
+    munmap(pointer(*out), bytes);
+    throw;
+  }
   return kOk;
 }
 
@@ -383,7 +395,10 @@ Status HostBackend::take_offset(std::uint64_t bytes, std::uint64_t* out) {
     free_offsets.pop_back();
     return kOk;
   }
+  std::size_t& made = offsets_[page_size_index(bytes)];
+  if (free_offsets.capacity() <= made) free_offsets.reserve(2 * made + 1);  // for give_back()
   if (ftruncate(store_, static_cast<off_t>(store_bytes_ + bytes)) != 0) return from_errno("page_create");
+  ++made;
   *out = store_bytes_;
   store_bytes_ += bytes;
   return kOk;

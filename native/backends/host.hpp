@@ -115,6 +115,7 @@ class HostBackend : public Backend {
   int store_ = -1;  // the memory file of all pages
   std::uint64_t store_bytes_ = 0;
   std::vector<std::uint64_t> free_offsets_[kPageSizes];
+  std::size_t offsets_[kPageSizes] = {};  // of each size, free or not
   std::unordered_map<StreamHandle, std::shared_ptr<HostStream>> streams_;
   std::vector<std::shared_ptr<HostStream>> retired_;  // destroyed, their threads not yet joined
   StreamHandle next_stream_ = 1;

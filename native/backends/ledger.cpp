@@ -71,8 +71,9 @@ Code Ledger::may_page_create(std::uint64_t bytes) const {
 }
 
 PageHandle Ledger::page_create(std::uint64_t bytes, std::uint64_t offset) {
+  const PageHandle page = pages_.add({bytes, offset, 0});  // if it throws, nothing has changed
   page_bytes_ += bytes;
-  return pages_.add({bytes, offset, 0});
+  return page;
 }
 
 PageHandle Ledger::page_import(std::uint64_t bytes, std::uint64_t offset) {
@@ -85,8 +86,9 @@ Code Ledger::may_host_page_create(std::uint64_t bytes) const {
 }
 
 PageHandle Ledger::host_page_create(std::uint64_t bytes, std::uint64_t offset, Address copies) {
+  const PageHandle page = pages_.add({bytes, offset, 0, false, true, copies});
   host_bytes_ += bytes;
-  return pages_.add({bytes, offset, 0, false, true, copies});
+  return page;
 }
 
 Code Ledger::may_host_page_release(PageHandle handle, std::uint64_t bytes, Address copies) const {

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
+#include <new>
 
 #include "backends/driver_costs.hpp"
 #include "base/forks.hpp"
@@ -249,8 +250,12 @@ Address ModelBackend::Addresses::take(std::uint64_t bytes) {
   return next - span;
 }
 
-void ModelBackend::Addresses::give(Address address, std::uint64_t bytes) {
-  free[std::countr_zero(std::bit_ceil(bytes))].push_back(address);
+// If the host has no memory to note them, they are not used again.
+void ModelBackend::Addresses::give(Address address, std::uint64_t bytes) noexcept {
+  try {
+    free[std::countr_zero(std::bit_ceil(bytes))].push_back(address);
+  } catch (const std::bad_alloc&) {
+  }
 }
 
 // Whether queued work, or a graph that may be launched again, uses the range.

@@ -423,7 +423,7 @@ class ModelBackend : public Backend, public DriverPoolBackend {
     Address end = 0;
     std::array<std::vector<Address>, 64> free;
     Address take(std::uint64_t bytes);
-    void give(Address address, std::uint64_t bytes);
+    void give(Address address, std::uint64_t bytes) noexcept;
   };
   // A part of what a driver pool has reserved: allocated, or free since a point of a stream's order.
   struct Piece {

@@ -29,7 +29,7 @@ class HandleTable {
     return generation % 2 == 1 ? &entries_[index].value : nullptr;
   }
   const Value* find(std::uint64_t handle) const { return const_cast<HandleTable*>(this)->find(handle); }
-  // pre: find(handle) is not null.
+  // Never fails. pre: find(handle) is not null.
   void remove(std::uint64_t handle) {
     const std::uint32_t index = static_cast<std::uint32_t>(handle);
     entries_[index].value = Value{};
@@ -52,6 +52,7 @@ class HandleTable {
     std::uint32_t generation = 0;
   };
   std::uint32_t grow() {
+    if (free_.capacity() <= entries_.size()) free_.reserve(2 * entries_.size() + 1);  // for remove()
     entries_.emplace_back();
     return static_cast<std::uint32_t>(entries_.size() - 1);
   }

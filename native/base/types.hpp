@@ -119,6 +119,8 @@ struct Block {
   // shared with other processes: no cache takes them.
   bool used_elsewhere = false;
   bool keep = false;  // of a suspended block: its contents are to come back
+  // Live, and its new owner has yet to zero it or to queue the zeros (zero_on_allocate): its pages stay.
+  std::atomic<bool> unzeroed{false};
 
   bool is(BlockState s) const { return state.load(std::memory_order_relaxed) == s; }
   void set(BlockState s) { state.store(s, std::memory_order_relaxed); }

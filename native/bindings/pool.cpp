@@ -1575,15 +1575,16 @@ const char* word_of(const Status& spill) {
 }  // namespace
 
 PyObject* report_dict(const OutOfMemoryReport& report) {
-  return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKss}", "requested", wide(report.requested), "limit",
-                       wide(report.limit), "device_total", wide(report.device_total), "device_free",
+  return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKss}", "requested", wide(report.requested),
+                       "limit", wide(report.limit), "device_total", wide(report.device_total), "device_free",
                        wide(report.device_free), "reserved", wide(report.reserved), "allocated",
                        wide(report.live), "pending", wide(report.pending), "cached", wide(report.cached),
                        "free_pages", wide(report.free_pages), "free_elsewhere", wide(report.free_elsewhere),
                        "stranded", wide(report.stranded), "largest_free", wide(report.largest_free),
                        "suspended", wide(report.suspended), "spill", wide(report.spill_limit), "host",
                        wide(report.host), "spilled", wide(report.spilled), "spill_left",
-                       wide(report.spill_left), "spill_refused", word_of(report.spill));
+                       wide(report.spill_left), "align", wide(report.align), "addresses",
+                       wide(report.addresses), "spill_refused", word_of(report.spill));
 }
 
 std::shared_ptr<Allocator> allocator_of(PyObject* object) {

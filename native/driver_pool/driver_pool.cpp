@@ -569,7 +569,8 @@ Status DriverPool::retire_stream(StreamHandle handle) {
   if (capture != 0) return {Code::capturing, 0, "retire_stream"};
   Status status;
   {
-    std::lock_guard lock(mutex_);
+    Lock lock;
+    if (Status open = open_for("retire_stream", &lock); !open.ok()) return open;
     StreamHandle freeing = 0;
     status = freeing_stream(&freeing);
     if (status.ok()) status = wait_behind(freeing, stream);
@@ -620,6 +621,7 @@ void DriverPool::on_out_of_memory(Callback callback) {
 Status DriverPool::close() {
   // In the child of a fork the locks and the memory belong to the parent; nothing is touched.
   if (closed()) return {};
+  if (Access::ours(*this)) return {Code::deadlock, 0, "close"};
   // If this thread cannot wait now, the pool stays open; what is queued from here on is waited for below.
   if (const Status status = wait_for_streams(); status.unwaited()) return status;
   const InterruptScope quiet(nullptr);

@@ -125,7 +125,7 @@ Status Fences::poll(StreamState& stream) {
 bool Fences::finished(StreamState& stream, Tick tick) {
   if (stream.ended()) tick = std::min(tick, stream.last);
   if (tick <= stream.passed || stream.retired()) return true;
-  if (stream.covered() < tick) (void)record(stream);
+  if (stream.covered() < tick) try_record(stream);
   (void)poll(stream);
   return tick <= stream.passed;
 }

@@ -360,7 +360,7 @@ Status AddressSpace::add_strip(const Want& want) {
       needed, static_cast<Slot>(std::min<std::uint64_t>(wished, all / strip_share(segments_.size()))));
   Slot slot = reserve_slots(space_free_, slots);
   if (slot == 0) slot = reserve_slots(space_free_, slots = needed);
-  if (slot == 0) return {Code::out_of_memory, 0, "space_reserve"};
+  if (slot == 0) return {Code::out_of_memory, 0, kNoPlace};
   const Units first = slot * kSlotUnits;
   add_segment({.base = slot_address(slot),
                .first = first,
@@ -374,7 +374,7 @@ Status AddressSpace::add_strip(const Want& want) {
 Status AddressSpace::add_growing_strip(StreamNumber stream, Slot slots, Index* out) {
   if (Status status = reserve_space(); !status.ok()) return status;
   const Slot slot = reserve_slots(space_free_, slots);
-  if (slot == 0) return {Code::out_of_memory, 0, "space_reserve"};
+  if (slot == 0) return {Code::out_of_memory, 0, kNoPlace};
   const Units first = slot * kSlotUnits;
   *out = add_segment({.base = slot_address(slot),
                       .first = first,

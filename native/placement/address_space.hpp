@@ -33,6 +33,9 @@ class AddressSpace {
     const Segment& segment = segments_[block.segment];
     return segment.base + bytes_of(block.offset - segment.first);
   }
+  // Status::call where no addresses are left for a request.
+  static constexpr const char* kNoPlace = "space_reserve";
+  std::uint64_t bytes() const { return space_bytes_; }  // of all addresses
   Address slot_address(Slot slot) const { return space_.load(std::memory_order_relaxed) + slot * kSlotBytes; }
   Blocks& blocks() { return blocks_; }
   const Blocks& blocks() const { return blocks_; }

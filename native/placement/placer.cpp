@@ -81,7 +81,7 @@ Status Placer::back(const Want& want, std::uint64_t create_bytes, Tick passed, F
     return {Code::out_of_memory, 0, "page_create"};
   FoundPlace& place = search_.cheapest(want, passed, found);
   if (place.spot.block == 0)
-    return place.why.ok() ? Status{Code::out_of_memory, 0, "space_reserve"} : place.why;
+    return place.why.ok() ? Status{Code::out_of_memory, 0, AddressSpace::kNoPlace} : place.why;
   // What is found now is the thriftiest place rather than the cheapest, so the next call searches again.
   if (place.lacking > 0 && create_bytes > 0 && want.strip == 0 && search_.save_memory(want, passed, place))
     place.changes = 0;

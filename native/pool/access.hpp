@@ -24,6 +24,7 @@ class AccessGate {
     for (; now != kShut; now = state_.load(std::memory_order_acquire)) state_.wait(now);
   }
   void open() { state_.fetch_and(~kShut, std::memory_order_release); }
+  bool is_shut() const { return (state_.load(std::memory_order_acquire) & kShut) != 0; }
 
  private:
   static constexpr std::uint32_t kShut = std::uint32_t{1} << 31;

@@ -84,7 +84,9 @@ struct OutOfMemoryReport {
   std::uint64_t spilled = 0;         // what is live on them; not in `live`
   std::uint64_t spill_left = 0;      // of spill_limit, what more of them may take
   std::uint64_t largest_free = 0;
-  Status spill = {};  // why no memory could move to the host; ok if that was not tried
+  std::uint64_t align = 0;      // of the request, if it is larger than that of every block
+  std::uint64_t addresses = 0;  // not 0: there is memory, but no place for it in so many bytes of addresses
+  Status spill = {};            // why no memory could move to the host; ok if that was not tried
 };
 
 // What a pool has moved between device and host pages so far.
@@ -117,7 +119,8 @@ struct StreamStats {
 };
 
 struct PoolStats {
-  Meter allocations[2];  // by kind; peaks are sums over streams and so an upper bound with several
+  // By kind. With several streams peaks are upper bounds; those of bytes are at most peak_live.
+  Meter allocations[2];
   Meter bytes[2];
   Meter requested[2];
   std::uint64_t live = 0;
@@ -246,17 +249,32 @@ class Allocator {
   // these: close() waits for it, and then for the queued work. Such code must not wait for close().
   class Access {
    public:
-    explicit Access(const Allocator& pool) : pool_(pool), refused_(pool.closed() || !pool.begin_access()) {}
+    explicit Access(const Allocator& pool)
+        : pool_(pool), refused_(pool.closed() || !pool.begin_access()), before_(latest_) {
+      latest_ = this;
+      if (before_ != nullptr) before_->after_ = this;
+    }
     ~Access() {
+      (after_ != nullptr ? after_->before_ : latest_) = before_;
+      if (before_ != nullptr) before_->after_ = after_;
       if (!refused_) pool_.end_access();
     }
     Access(const Access&) = delete;
     Access& operator=(const Access&) = delete;
     bool refused() const { return refused_; }  // the pool is closed, or about to be
+    // Whether this thread has one, so that close() would wait for its own caller.
+    static bool ours(const Allocator& pool) {
+      const Access* each = latest_;
+      while (each != nullptr && (&each->pool_ != &pool || each->refused_)) each = each->before_;
+      return each != nullptr;
+    }
 
    private:
+    static inline thread_local Access* latest_ = nullptr;  // of this thread
     const Allocator& pool_;
     const bool refused_;
+    Access* before_;  // the list of this thread's
+    Access* after_ = nullptr;
   };
 
   // ---- allocation ---------------------------------------------------------------------------------
@@ -304,6 +322,7 @@ class Allocator {
     high_water_.set(mark, std::move(callback));
   }
   // Waits for all work and releases all memory. Live allocations become invalid. Later calls: Code::closed.
+  // deadlock: this thread has an Access, or is work that close() would wait for; the pool stays open.
   virtual Status close() = 0;
   virtual bool closed() const = 0;
   // Made before a fork of this process: its locks and its memory are the parent's, so every call is refused

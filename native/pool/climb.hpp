@@ -33,6 +33,7 @@ struct Climb {
   std::optional<FoundPlace> found;     // see place()
   Status error = {};                   // a failure other than "out of memory" ends the climb
   Status spill = {};                   // why no memory could move to the host for it
+  bool no_addresses = false;           // the last rung found memory, but no addresses for it
   bool may_call_device() const { return rungs != kWithoutDevice; }
   // The cheapest place for it, valid until something changes. Most requests are served before they need one.
   FoundPlace& place() { return found.has_value() ? *found : found.emplace(); }

@@ -75,12 +75,11 @@ class Contents {
     if (at < address + bytes) visit(at, address + bytes - at);
   }
 
-  // Whether the store of any of it was closed, and the bytes with it.
-  bool lost(Address address, std::uint64_t bytes) const {
-    bool closed = false;
+  // Calls visit(store) for each of these ranges. If the store was closed, its bytes are lost.
+  template <typename Visit>
+  void each_store(Address address, std::uint64_t bytes, Visit visit) const {
     for (auto it = first(address); it != ranges_.end() && it->first < address + bytes; ++it)
-      closed = closed || pieces_.at(it->second.piece).memory.store->closed();
-    return closed;
+      visit(pieces_.at(it->second.piece).memory.store);
   }
 
   // post: so many calls of drop() do not allocate; each divides one range at most.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <utility>
 
 #include "base/waits.hpp"
@@ -178,6 +179,8 @@ Index Ladder::back(Climb& climb, std::uint64_t create_bytes) {
   const Status status =
       placement_.back(climb.want, create_bytes, climb.stream->passed, climb.place(), &block);
   log_.note_reserved(*climb.stream);
+  climb.no_addresses =
+      status.code == Code::out_of_memory && std::strcmp(status.call, AddressSpace::kNoPlace) == 0;
   if (!status.ok() && status.code != Code::out_of_memory) climb.error = status;
   // A fence behind the addresses that lost their pages: when it completes they may be mapped again.
   if (block != 0 && placement_.moved()) fences_.try_record(*climb.stream);

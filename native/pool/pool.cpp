@@ -2,7 +2,9 @@
 #include "pool/pool.hpp"
 
 #include <algorithm>
+#include <new>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 namespace vram {
@@ -50,8 +52,9 @@ bool Pool::try_cached(std::uint64_t size, StreamHandle handle, std::uint32_t tag
   StreamState* stream = state_.streams.find(handle);
   if (stream == nullptr) [[unlikely]]
     return try_foreign(size, handle, tag, out);
+  const bool zero = zeroing_.on_allocate();
   stream->lock.lock();
-  if (serve_cached(*stream, size, tag, out)) return zeroed(*out, size, handle);
+  if (serve_cached(*stream, size, tag, zero, out)) return !zero || zeroed(*out, size, handle);
   stream->lock.unlock();
   return false;
 }
@@ -61,17 +64,18 @@ bool Pool::try_foreign(std::uint64_t size, StreamHandle handle, std::uint32_t ta
   StreamState* const stream = state_.streams.find_foreign(handle);
   StreamId id = 0;
   if (stream == nullptr || !state_.backend->stream_id(handle, &id).ok()) return false;
+  const bool zero = zeroing_.on_allocate();
   stream->lock.lock();
   if (stream->foreign && stream->handle == handle && stream->id == id &&
-      (stream->shut[0] & StreamState::kLeaving) == 0 && serve_cached(*stream, size, tag, out))
-    return zeroed(*out, size, handle);
+      (stream->shut[0] & StreamState::kLeaving) == 0 && serve_cached(*stream, size, tag, zero, out))
+    return !zero || zeroed(*out, size, handle);
   stream->lock.unlock();
   return false;
 }
 
 // Called with the stream's lock, which it releases if it serves.
 [[gnu::always_inline]] inline bool Pool::serve_cached(StreamState& stream, std::uint64_t size,
-                                                      std::uint32_t tag, Address* out) {
+                                                      std::uint32_t tag, bool zero, Address* out) {
   const Units units = units_of(size);
   const Kind kind = kind_of(units);
   const std::uint64_t bytes = bytes_of(units);
@@ -85,6 +89,8 @@ bool Pool::try_foreign(std::uint64_t size, StreamHandle handle, std::uint32_t ta
   block.requested = size;
   block.tag = tag;
   block.serial = static_cast<std::uint32_t>(stream.slow_serial + stream.hits);
+  if (zero) [[unlikely]]
+    block.unzeroed.store(true, std::memory_order_relaxed);
   block.set(BlockState::live);
   *out = state_.placement.space().address_of(block);
   log_.note(stream, Action::allocate, block);
@@ -92,10 +98,8 @@ bool Pool::try_foreign(std::uint64_t size, StreamHandle handle, std::uint32_t ta
   return true;
 }
 
-// Zeroes what a cache served, if so configured. If that fails, the cache has not served.
-inline bool Pool::zeroed(Address address, std::uint64_t size, StreamHandle handle) {
-  if (!zeroing_.on_allocate()) [[likely]]
-    return true;
+// Zeroes what a cache served. If that fails, the cache has not served.
+bool Pool::zeroed(Address address, std::uint64_t size, StreamHandle handle) {
   if (zero_new(address, bytes_of(units_of(size)), handle).ok()) return true;
   undo_allocation(address);
   return false;
@@ -137,7 +141,7 @@ Status Pool::allocate_padded(std::uint64_t size, std::uint64_t room, StreamHandl
   if (Status status = lives_.name(handle, &named); !status.ok()) return status;
   if (Status status = allocate_named(named, size, room, align, tag, out, report); !status.ok()) return status;
   look_at_high_water();
-  if (!zeroing_.on_allocate()) return {};
+  if (!is_unzeroed(*out)) return {};
   const Status status = zero_new(*out, bytes_of(units_of(room)), named.handle);
   if (!status.ok()) undo_allocation(std::exchange(*out, 0));
   return status;
@@ -160,7 +164,7 @@ Status Pool::allocate_named(const NamedStream& named, std::uint64_t size, std::u
   request.want.heap = stream->plain.get();
   request.want.band = state_.placement.band_of(request.want.units, request.want.heap);
   const Index block = ladder_.climb(request);
-  if (block != 0) *out = accounts_.make_live(block, request);
+  if (block != 0) *out = make_new(block, request);
   state_.verify();
   if (block != 0) return {};
   return request.error.ok() ? report_.fail(request, report) : request.error;
@@ -173,8 +177,9 @@ bool Pool::try_own(std::uint64_t size, StreamHandle handle, std::uint32_t tag, A
   StreamState* const stream = state_.streams.find(handle);
   if (stream == nullptr) [[unlikely]]
     return try_cached(size, handle, tag, out);
+  const bool zero = zeroing_.on_allocate();
   stream->lock.lock();
-  if (serve_cached(*stream, size, tag, out)) return zeroed(*out, size, handle);
+  if (serve_cached(*stream, size, tag, zero, out)) return !zero || zeroed(*out, size, handle);
   // Nobody who has the mutex waits for us here, because we do not wait for the mutex.
   std::unique_lock lock(state_.mutex, std::try_to_lock);
   if (!lock || zeroing_.on_allocate() ||
@@ -193,6 +198,12 @@ bool Pool::try_own(std::uint64_t size, StreamHandle handle, std::uint32_t tag, A
   return true;
 }
 
+// Makes a block in state moving a live one, to be zeroed if so configured.
+Address Pool::make_new(Index block, const Climb& climb) {
+  blocks()[block].unzeroed.store(zeroing_.on_allocate(), std::memory_order_relaxed);
+  return accounts_.make_live(block, climb);
+}
+
 void Pool::look_at_high_water() {
   if (!high_water_.any()) return;
   std::unique_lock<std::mutex> lock;
@@ -206,6 +217,8 @@ void Pool::look_at_high_water() {
 void Pool::undo_allocation(Address address) {
   std::lock_guard lock(state_.mutex);
   if (closed()) return;
+  pending_.make_room(state_.placement.space().find(address));
+  suspender_.make_room();
   bool suspended = false;
   if (const Index block = claim(address, &suspended)) free_claimed(block, suspended);
 }
@@ -219,8 +232,24 @@ Status Pool::allocate_batch(const std::vector<std::uint64_t>& sizes, StreamHandl
   std::iota(batch.order.begin(), batch.order.end(), std::size_t{0});
   std::stable_sort(batch.order.begin(), batch.order.end(),
                    [&](std::size_t a, std::size_t b) { return sizes[a] > sizes[b]; });
+  const auto undo = [&] {
+    for (Address& address : out)
+      if (address != 0) undo_allocation(std::exchange(address, 0));
+  };
+  try {
+    const Status status = serve_batch(batch, captured, report);
+    if (status.ok()) look_at_high_water();
+    if (!status.ok()) undo();
+    return status;
+  } catch (const std::bad_alloc&) {
+    undo();
+    throw;
+  }
+}
+
+Status Pool::serve_batch(Batch& batch, bool captured, OutOfMemoryReport* report) {
   Status status;
-  for (std::size_t done = 0; done < sizes.size() && status.ok();) {
+  for (std::size_t done = 0; done < batch.order.size() && status.ok();) {
     Units units = 0;
     const std::size_t run = run_from(batch, done, &units);
     if (run > done + 1 && allocate_run(batch, done, run, units)) {
@@ -228,17 +257,11 @@ Status Pool::allocate_batch(const std::vector<std::uint64_t>& sizes, StreamHandl
       continue;
     }
     for (const std::size_t stop = std::max(run, done + 1); done < stop && status.ok(); ++done) {
-      Address* const to = &out[batch.order[done]];
-      status = captured ? allocate_slow(batch.size(done), handle, 0, tag, to, report)
-                        : allocate(batch.size(done), handle, 0, tag, to, report);
+      Address* const to = &batch.out[batch.order[done]];
+      status = captured ? allocate_slow(batch.size(done), batch.stream, 0, batch.tag, to, report)
+                        : allocate(batch.size(done), batch.stream, 0, batch.tag, to, report);
     }
   }
-  if (status.ok()) {
-    look_at_high_water();
-    return status;
-  }
-  for (Address& address : out)
-    if (address != 0) undo_allocation(std::exchange(address, 0));
   return status;
 }
 
@@ -279,15 +302,15 @@ bool Pool::allocate_run(Batch& batch, std::size_t from, std::size_t to, Units un
   for (std::size_t i = from; i < to; ++i) {
     const Units part = units_of(batch.size(i));
     const Index piece = i + 1 < to ? state_.placement.space().split_in_use(block, part) : block;
-    batch.out[batch.order[i]] = accounts_.make_live(piece, {batch.size(i), want, batch.tag, stream, &lock});
+    batch.out[batch.order[i]] = make_new(piece, {batch.size(i), want, batch.tag, stream, &lock});
     ladder_.count(Rung::own_blocks);
   }
   state_.verify();
   lock.unlock();
   bool good = true;
-  if (zeroing_.on_allocate())
-    for (std::size_t i = from; i < to && good; ++i)
-      good = zero_new(batch.out[batch.order[i]], bytes_of(units_of(batch.size(i))), handle).ok();
+  for (std::size_t i = from; i < to && good; ++i)
+    if (const Address address = batch.out[batch.order[i]]; is_unzeroed(address))
+      good = zero_new(address, bytes_of(units_of(batch.size(i))), handle).ok();
   for (std::size_t i = from; i < to && !good; ++i)
     undo_allocation(std::exchange(batch.out[batch.order[i]], 0));
   return good;
@@ -353,8 +376,15 @@ void Pool::free_claimed(Index i, bool suspended, bool busy) {
 // Zeroes what was just allocated, without the mutex.
 Status Pool::zero_new(Address address, std::uint64_t bytes, StreamHandle stream) {
   const Access access(*this);
-  if (access.refused()) return {Code::closed, 0, "allocate"};
-  return state_.backend->beside_swaps([&] { return zeroing_.fill(address, bytes, stream); });
+  Status status{Code::closed, 0, "allocate"};
+  if (!access.refused())
+    status = state_.backend->beside_swaps([&] { return zeroing_.fill(address, bytes, stream); });
+  blocks()[state_.placement.space().find(address)].unzeroed.store(false, std::memory_order_release);
+  return status;
+}
+
+bool Pool::is_unzeroed(Address address) {
+  return blocks()[state_.placement.space().find(address)].unzeroed.load(std::memory_order_relaxed);
 }
 
 Status Pool::record_stream(Address address, StreamHandle handle) {
@@ -382,6 +412,7 @@ Status Pool::record_stream(Address address, StreamHandle handle) {
   if (own && !state_.backend->info().host_writes) return {};
   pending_.add_use(i, user.number);
   block.used_elsewhere = true;
+  if (user.foreign) (void)user.owe();  // no fence covers the use before the stream is named again
   return {};
 }
 
@@ -471,16 +502,15 @@ Status Pool::change(const Setting& set) {
   if (Status status = state_.enter("configure", &lock); !status.ok()) return status;
   PoolConfig config = state_.config;
   set(config);
-  // What was freed before may have work left.
-  const bool slow_before = zeroing_.slow_frees();
-  zeroing_.configure(config);
-  if (!slow_before && zeroing_.slow_frees() && state_.backend->info().host_accessible)
-    if (Status status = lives_.wait_until_idle(lock); !status.ok()) {
-      if (!closed()) zeroing_.configure(state_.config);
-      return status;
-    }
-  config = state_.config;  // others may have changed it during the wait
-  set(config);
+  // The host zeroes its memory at once, so what was freed before must have no work left.
+  std::optional<Zeroing::SlowFrees> slow;
+  if (zeroing_.wants_slow_frees(config) && !zeroing_.wants_slow_frees(state_.config) &&
+      state_.backend->info().host_accessible) {
+    slow.emplace(zeroing_, lock);
+    if (Status status = lives_.wait_until_idle(lock); !status.ok()) return status;
+    config = state_.config;  // others may have changed it meanwhile
+    set(config);
+  }
   const bool pages = state_.config.pages;
   const std::uint32_t journal_entries = state_.config.journal;
   const bool was_bounded = state_.config.bounded();
@@ -489,6 +519,7 @@ Status Pool::change(const Setting& set) {
   state_.config.journal = journal_entries;
   state_.placement.configure(placement_options(*state_.backend, state_.config));
   stream_cache_.store(config.stream_cache, std::memory_order_relaxed);
+  zeroing_.configure(state_.config);
   ladder_.arrange();
   if (config.bounded() != was_bounded) caches_.arrange();
   ladder_.keep_threshold();
@@ -518,13 +549,16 @@ void Pool::end_streams() {
   }
 }
 
-// Calls in progress end first: those that touch memory (Access), those that hold the mutex, and on the fast
-// paths those that hold the lock of a stream. Later ones find the pool closed and the stream's cache empty
-// and shut. Only then is memory released.
+// First, nothing new is queued: calls that touch memory (Access) end and later ones are refused, and frees
+// queue no zeros (Zeroing). Then all streams are waited for, one after the other, while other calls go on.
+// Then the pool is closed: calls that hold the mutex, and on the fast paths those that hold the lock of a
+// stream, have ended, and later ones find the pool closed and the stream's cache empty and shut. Only then is
+// memory released.
 Status Pool::close() {
   std::unique_ptr<Preparer> ended;  // destroyed after the lock, as its thread may wait for the mutex
   // In the child of a fork the locks and the memory are the parent's; nothing is touched.
   if (closed()) return {};
+  if (Access::ours(*this)) return {Code::deadlock, 0, "close"};
   const Turn turn(state_.turn);
   if (!turn.ours()) return {Code::invalid, 0, "close"};
   const Shut shut(*this);

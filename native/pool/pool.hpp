@@ -6,7 +6,6 @@
 // Lock order: mutex → one stream's lock. Neither is held across a host wait or a callback.
 #pragma once
 
-#include "pool/access.hpp"
 #include "pool/checkpoints.hpp"
 #include "pool/growables.hpp"
 #include "pool/suspender.hpp"
@@ -227,9 +226,9 @@ class Pool final : public Allocator {
   // Nothing touches the memory from here on; undone if the pool stays open.
   class Shut {
    public:
-    explicit Shut(Pool& pool) : pool_(pool) { pool_.access_.shut(); }
+    explicit Shut(Pool& pool) : pool_(pool) { pool_.state_.access.shut(); }
     ~Shut() {
-      if (!pool_.closed()) pool_.access_.open();
+      if (!pool_.closed()) pool_.state_.access.open();
     }
     Shut(const Shut&) = delete;
     Shut& operator=(const Shut&) = delete;
@@ -247,11 +246,14 @@ class Pool final : public Allocator {
     std::uint64_t size(std::size_t i) const { return sizes[order[i]]; }
   };
 
-  bool serve_cached(StreamState& stream, std::uint64_t size, std::uint32_t tag, Address* out);
+  bool serve_cached(StreamState& stream, std::uint64_t size, std::uint32_t tag, bool zero, Address* out);
   bool zeroed(Address address, std::uint64_t size, StreamHandle stream);
+  Address make_new(Index block, const Climb& climb);
+  bool is_unzeroed(Address address);
   bool try_foreign(std::uint64_t size, StreamHandle handle, std::uint32_t tag, Address* out);
   Status allocate_named(const NamedStream& named, std::uint64_t size, std::uint64_t room, std::uint64_t align,
                         std::uint32_t tag, Address* out, OutOfMemoryReport* report);
+  Status serve_batch(Batch& batch, bool captured, OutOfMemoryReport* report);
   std::size_t run_from(const Batch& batch, std::size_t from, Units* units) const;
   bool allocate_run(Batch& batch, std::size_t from, std::size_t to, Units units);
   void look_at_high_water();
@@ -261,12 +263,11 @@ class Pool final : public Allocator {
   Index claim(Address address, bool* suspended);
   void free_claimed(Index block, bool suspended, bool busy = false);
   void end_streams();
-  bool begin_access() const override { return access_.enter(); }
-  void end_access() const override { access_.leave(); }
+  bool begin_access() const override { return state_.access.enter(); }
+  void end_access() const override { state_.access.leave(); }
   Blocks& blocks() { return state_.placement.space().blocks(); }
 
   mutable PoolState state_;
-  mutable AccessGate access_;
   std::atomic<std::uint32_t> stream_cache_;  // a copy of the setting, read without a lock
   mutable EventLog log_;
   Accounts accounts_;

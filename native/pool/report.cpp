@@ -30,6 +30,8 @@ Status Report::fail(const Climb& climb, OutOfMemoryReport* report) {
   ++out_of_memory_;
   OutOfMemoryReport why = explain(climb.size, *climb.stream);
   why.spill = climb.spill;
+  why.align = climb.want.align > kUnit ? climb.want.align : 0;
+  if (climb.no_addresses) why.addresses = space().bytes();
   if (report != nullptr) *report = why;
   std::lock_guard guard(climb.stream->lock);
   log_.note(*climb.stream, Action::out_of_memory, why.device_free, climb.size, climb.tag, 0);
@@ -159,7 +161,11 @@ PoolStats Report::gather() const {
     stats.cached += each.cached;
     stats.free_page_bytes += stock().free_bytes(number);
   }
-  stats.peak_live = accounts_.peak_live();
+  stats.peak_live = std::max(accounts_.peak_live(), stats.live);
+  // The peaks of the parts need not be of one moment, but none is above that of the whole.
+  for (int kind = 0; kind < 2; ++kind)
+    for (Meter* meter : {&stats.bytes[kind], &stats.requested[kind]})
+      meter->peak = std::min(meter->peak, stats.peak_live);
   stats.peak_active = accounts_.peak_active();
   stats.reserved = log_.reserved();
   stats.segments = log_.pieces();

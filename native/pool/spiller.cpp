@@ -217,6 +217,8 @@ bool Spiller::stays(Index i) const {
 
 // The wish for the allocation counts before that for its tag.
 SpillWish Spiller::wish_of(Index i) const {
+  // Where the host writes the zeros, no gate holds them back.
+  if (blocks()[i].unzeroed.load(std::memory_order_acquire)) return SpillWish::never;
   const auto found = wishes_.find(space().address_of(blocks()[i]));
   if (found != wishes_.end()) return found->second;
   return wish_ ? wish_(blocks()[i].tag) : SpillWish::none;

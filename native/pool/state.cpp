@@ -57,6 +57,7 @@ bool PoolState::look(std::unique_lock<std::mutex>* lock) {
 
 void PoolState::check_placement() {
   constexpr std::size_t kFew = 64;
+  if (closed()) return;  // by another thread during a wait of this call: everything was released
   if (++walks % (placement.space().blocks().size() / kFew + 1) != 0) return;
   std::string why;
   try {

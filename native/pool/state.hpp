@@ -23,6 +23,7 @@
 #include "order/fences.hpp"
 #include "order/stream_table.hpp"
 #include "placement/placer.hpp"
+#include "pool/access.hpp"
 #include "pool/allocator.hpp"
 #include "pool/contents.hpp"
 #include "pool/copies.hpp"
@@ -48,6 +49,8 @@ struct PoolState {
   // The same while caches may serve allocations; 0 while a heap is open, which may have to serve them.
   std::atomic<std::uint32_t> cache_generation;
   TurnMutex turn;  // taken before the mutex
+  // Shut: the pool is about to close, so nobody queues work on its memory any more.
+  AccessGate access;
   CopyStreams copy_streams;
   std::mutex mutex;
   PoolConfig config;

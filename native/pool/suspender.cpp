@@ -2,6 +2,7 @@
 #include "pool/suspender.hpp"
 
 #include <algorithm>
+#include <map>
 #include <new>
 #include <utility>
 
@@ -48,6 +49,18 @@ struct Suspender::Saved {
             {each.address + at, std::min(kPieceBytes, each.bytes - at), each.host == 0 ? 0 : each.host + at});
     return pieces;
   }
+};
+
+// Stores that are not closed while it exists, because copies use their memory.
+class Suspender::OpenStores {
+ public:
+  // False: the store is closed, or about to be.
+  bool keep(const std::shared_ptr<Allocator>& store) {
+    return !accesses_.try_emplace(store, *store).first->second.refused();
+  }
+
+ private:
+  std::map<std::shared_ptr<Allocator>, Allocator::Access> accesses_;
 };
 
 void Suspender::forget_contents(const Block& block) {
@@ -199,6 +212,7 @@ void Suspender::mark_suspended(const Wanted& wanted, bool keep, std::vector<Inde
     std::lock_guard guard(owner.lock);
     // It may have been freed into the owner's cache meanwhile; owners change under the mutex only.
     if (!block.is(BlockState::live) || (wanted && !wanted(block.tag))) continue;
+    if (block.unzeroed.load(std::memory_order_acquire)) continue;  // its allocation has not returned yet
     if (space().growing(block)) continue;        // growable buffers give pages back themselves
     if (space().segment(block).plain) continue;  // only pages can be suspended
     if (shares_.shared(i)) continue;             // other processes have its pages mapped
@@ -303,11 +317,14 @@ std::vector<Suspender::Saved> Suspender::contents_to_save(const std::vector<Inde
   return Saved::in_pieces(std::move(ranges));
 }
 
-// Copies what is to be kept and evicts each page as soon as its contents are safe.
+// Copies what is to be kept and evicts each page as soon as its contents are safe. The store stays open
+// meanwhile.
 Status Suspender::evict_pages(const std::vector<Index>& pages, const std::shared_ptr<Allocator>& store,
                               std::unique_lock<std::mutex>& lock, OutOfMemoryReport* short_of) {
+  OpenStores stores;
   std::vector<Saved> pieces;
   if (store != nullptr) pieces = contents_to_save(pages);
+  if (!pieces.empty() && !stores.keep(store)) return {Code::closed, 0, "store"};
   Copies copies(*backend_, state_.copy_streams, pieces.size());
   for (Index page : pages)
     if (!stock().pages()[page].suspended) stock().set_aside(page);
@@ -453,9 +470,12 @@ Status Suspender::restore(const std::vector<Index>& which, bool all, std::unique
   const std::vector<Saved> pieces = contents_to_restore(which);
   state_.contents.make_room(which.size());
   Copies copies(*backend_, state_.copy_streams, 0);
+  OpenStores stores;
+  bool lost = false;
   for (Index i : which)
-    if (state_.contents.lost(space().address_of(blocks()[i]), bytes_of(blocks()[i])))
-      return {Code::closed, 0, "store"};
+    state_.contents.each_store(space().address_of(blocks()[i]), bytes_of(blocks()[i]),
+                               [&](const auto& store) { lost = lost || !stores.keep(store); });
+  if (lost) return {Code::closed, 0, "store"};
   std::uint64_t needed = 0;
   for (Index page : pages) needed += stock().pages()[page].handle == 0 ? stock().pages()[page].bytes() : 0;
   std::size_t brought = 0;

@@ -43,6 +43,7 @@ class Suspender : PoolPart {
 
  private:
   struct Saved;
+  class OpenStores;
   class Operation;
 
   void mark_suspended(const Wanted& wanted, bool keep, std::vector<Index>& marked);

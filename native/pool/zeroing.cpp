@@ -2,15 +2,19 @@
 #include "pool/zeroing.hpp"
 
 #include <cstring>
+#include <new>
 
 namespace vram {
 
-void Zeroing::configure(const PoolConfig& config) {
+bool Zeroing::wants_slow_frees(const PoolConfig& config) const {
   const DeviceInfo& info = backend_->info();
-  const bool waits = config.zero_on_allocate && info.host_accessible && !info.host_writes;
+  return config.zero_on_free || (config.zero_on_allocate && info.host_accessible && !info.host_writes);
+}
+
+void Zeroing::configure(const PoolConfig& config) {
   on_allocate_.store(config.zero_on_allocate, std::memory_order_relaxed);
   on_free_.store(config.zero_on_free, std::memory_order_relaxed);
-  slow_frees_.store(config.zero_on_free || waits, std::memory_order_relaxed);
+  slow_frees_.store(wants_slow_frees(config) || changes_ != 0, std::memory_order_relaxed);
 }
 
 Status Zeroing::before_free(Address address, bool* busy) {
@@ -24,11 +28,20 @@ Status Zeroing::before_free(Address address, bool* busy) {
   const DeviceInfo& info = backend_->info();
   *busy = info.host_accessible && !info.host_writes && !fences_.finished(owner, owner.now());
   if (*busy || !on_free()) return {};
-  return fill(address, bytes_of(block), owner.handle);
+  const Status status = fill(address, bytes_of(block), owner.handle);
+  *busy = status.code == Code::closed;
+  return *busy ? Status{} : status;
 }
 
 Status Zeroing::fill(Address address, std::uint64_t bytes, StreamHandle stream) {
-  if (!backend_->info().host_accessible) return backend_->fill(address, 0, bytes, stream);
+  if (!backend_->info().host_accessible) {
+    if (state_.access.is_shut()) return {Code::closed, 0, "fill"};
+    try {
+      return backend_->fill(address, 0, bytes, stream);
+    } catch (const std::bad_alloc&) {  // the block is in no list now, so nobody else could return it
+      return {Code::failed, 0, "fill"};
+    }
+  }
   std::memset(reinterpret_cast<void*>(address), 0, bytes);
   return {};
 }

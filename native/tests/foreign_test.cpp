@@ -163,6 +163,20 @@ TEST(a_pool_closes_over_memory_of_streams_that_are_gone) {
   });
 }
 
+// The block is live and belongs to another stream, so the pool keeps nothing of the use but its record.
+TEST(a_pool_closes_behind_the_uses_of_live_memory_on_streams_of_other_libraries) {
+  both_kinds([](const PoolConfig& config) {
+    const World world(kGiB, config, manual());
+    const StreamHandle stream = world.foreign();
+    const Address address = world.get(kMiB);
+    for (std::uint64_t use = 1; use <= 2; ++use) {
+      REQUIRE(world.pool->record_stream(address, stream).ok());
+      REQUIRE(world.device->work(stream, use, address, kMiB).ok());
+    }
+    CHECK(world.pool->close().ok() && world.device->executed().size() == 2);
+  });
+}
+
 TEST(memory_of_streams_that_are_gone_is_suspended_and_comes_back) {
   const World world(kGiB, {}, manual());
   const StreamHandle stream = world.foreign();

@@ -7,6 +7,8 @@
 #include <atomic>
 #include <cstring>
 #include <functional>
+#include <future>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -21,6 +23,7 @@
 
 using namespace vram;
 using vram::testing::both_kinds;
+using vram::testing::FarHost;
 using vram::testing::holds_in_child;
 using vram::testing::manual;
 using vram::testing::plain;
@@ -326,6 +329,117 @@ class ClosingBackend : public ModelBackend {
   }
   mutable Pool* closes = nullptr;
 };
+
+// Acts while the host waits for a stream, with no lock held.
+template <class Host>
+class Waiting : public Host {
+ public:
+  using Host::Host;
+  Status event_record(EventHandle event, StreamHandle on) override {
+    recorded_[event] = on;
+    return Host::event_record(event, on);
+  }
+  Status event_synchronize(EventHandle event) override {
+    if (recorded_[event] == stream && act) std::exchange(act, nullptr)();
+    return Host::event_synchronize(event);
+  }
+  StreamHandle stream = 0;
+  std::function<void()> act;
+
+ private:
+  std::map<EventHandle, StreamHandle> recorded_;
+};
+
+// Device memory is zeroed in stream order, so a free could queue zeros on a stream for which close() has
+// waited already.
+TEST(a_free_while_the_pool_closes_queues_no_zeros_on_what_is_released) {
+  both_kinds([](PoolConfig config) {
+    config.zero_on_free = true;
+    CHECK(holds_in_child([&config] {
+      const auto device = std::make_shared<Waiting<FarHost>>(256 * kMiB);
+      Pool pool(device, config);
+      StreamHandle busy = 0;
+      Address address = 0, other = 0;
+      bool good = device->stream_create(&busy).ok() && device->stream_create(&device->stream).ok();
+      good = good && pool.allocate(4 * kMiB, busy, 0, 0, &address).ok();
+      good = good && pool.allocate(4 * kMiB, device->stream, 0, 0, &other).ok();
+      std::promise<void> released;
+      device->act = [&] {
+        good = good && device->launch(busy, [&] { released.get_future().wait(); }).ok();
+        good = good && pool.free(address).ok();
+      };
+      good = good && pool.close().ok() && !device->act;
+      released.set_value();
+      return good && device->stream_synchronize(busy).ok();
+    }));
+  });
+}
+
+// The host zeroes its own memory at once. So zeroing begins only when the work that uses what was freed
+// before has completed, also where other threads call the pool during that wait.
+TEST(zeroing_that_is_turned_on_spares_what_queued_work_still_reads) {
+  both_kinds([](const PoolConfig& base) {
+    for (const bool on_free : {false, true}) {
+      const auto device = std::make_shared<Waiting<HostBackend>>(256 * kMiB);
+      Pool pool(device, base);
+      StreamHandle other = 0;
+      Address address = 0, again = 0;
+      REQUIRE(device->stream_create(&device->stream).ok() && device->stream_create(&other).ok());
+      REQUIRE(pool.allocate(kMiB, device->stream, 0, 0, &address).ok());
+      REQUIRE(device->fill(address, 7, kMiB, device->stream).ok());
+      std::promise<void> go;
+      bool intact = false;
+      const auto read = [&] {
+        go.get_future().wait();
+        const auto* const bytes = reinterpret_cast<const char*>(address);
+        intact = std::all_of(bytes, bytes + kMiB, [](char byte) { return byte == 7; });
+      };
+      REQUIRE(device->launch(device->stream, read).ok());
+      if (on_free) REQUIRE(pool.record_stream(address, other).ok());
+      REQUIRE(pool.free(address).ok());
+      device->act = [&] {
+        CHECK(pool.coalesce().ok());
+        CHECK(on_free || pool.allocate(kMiB, device->stream, 0, 0, &again).ok());
+        CHECK(on_free || again == address);
+        CHECK(pool.configure(base).ok());  // does not end what the change in progress prepares
+        go.set_value();
+      };
+      PoolConfig config = base;
+      (on_free ? config.zero_on_free : config.zero_on_allocate) = true;
+      CHECK(pool.configure(config).ok() && !device->act && device->synchronize().ok() && intact);
+      if (!on_free) CHECK(pool.free(again).ok());
+      REQUIRE(pool.allocate(kMiB, device->stream, 0, 0, &again).ok());
+      if (on_free) CHECK(pool.free(again).ok());  // from here on it is zero
+      if (on_free) REQUIRE(pool.allocate(kMiB, device->stream, 0, 0, &again).ok());
+      CHECK(again == address && *reinterpret_cast<const char*>(again) == 0 && pool.check(nullptr));
+    }
+  });
+}
+
+// If close() cannot wait, the pool stays open, and what was freed meanwhile is zeroed after all.
+TEST(what_is_freed_during_a_close_that_fails_is_zeroed_later) {
+  both_kinds([](PoolConfig config) {
+    config.zero_on_free = true;
+    const auto device = std::make_shared<Waiting<FarHost>>(256 * kMiB);
+    Pool pool(device, config);
+    StreamHandle own = 0;
+    Address address = 0, other = 0, again = 0;
+    REQUIRE(device->stream_create(&own).ok() && device->stream_create(&device->stream).ok());
+    REQUIRE(pool.allocate(4 * kMiB, own, 0, 0, &address).ok());
+    REQUIRE(pool.allocate(4 * kMiB, device->stream, 0, 0, &other).ok());
+    REQUIRE(device->fill(address, 7, 4 * kMiB, own).ok());
+    device->act = [&] { CHECK(pool.free(address).ok()); };
+    Status closed;
+    REQUIRE(device->launch(device->stream, [&] { closed = pool.close(); }).ok());
+    REQUIRE(device->stream_synchronize(device->stream).ok());
+    CHECK(closed.code == Code::deadlock && !pool.closed() && !device->act);
+    CHECK(pool.coalesce().ok() && device->stream_synchronize(own).ok() && pool.coalesce().ok());
+    REQUIRE(pool.allocate(4 * kMiB, own, 0, 0, &again).ok() && device->stream_synchronize(own).ok());
+    CHECK(again == address && *reinterpret_cast<const char*>(again) == 0 && pool.check(nullptr));
+    CHECK(pool.free(again).ok() && pool.free(other).ok() && pool.trim(0, true).ok());
+    CHECK(pool.stats().reserved.current == 0 && pool.close().ok());
+  });
+}
 
 TEST(a_pool_that_closes_while_a_call_waits_for_it_is_closed_to_it) {
   for (std::uint64_t size : {4 * kKiB, 3 * kMiB, 64 * kMiB}) {

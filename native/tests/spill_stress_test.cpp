@@ -5,11 +5,11 @@
 #include <chrono>
 #include <thread>
 
-#include "backends/host.hpp"
-#include "pool/pool.hpp"
 #include "testing.hpp"
+#include "world.hpp"
 
 using namespace vram;
+using vram::testing::FarHost;
 
 namespace {
 
@@ -35,16 +35,22 @@ class Random {
 };
 
 struct Shared {
-  explicit Shared(int streams) : device(std::make_shared<HostBackend>(48 * kMiB)), pool(device, spilling()) {
+  explicit Shared(int streams) : Shared(streams, std::make_shared<HostBackend>(kCapacity), spilling()) {}
+  Shared(int streams, std::shared_ptr<HostBackend> on, const PoolConfig& config)
+      : device(std::move(on)), pool(device, config) {
     for (int i = 0; i < streams; ++i) {
       StreamHandle stream = 0;
       CHECK(device->stream_create(&stream).ok());
       all.push_back(stream);
     }
   }
+  // Whether a call did what it promises.
+  bool good(const Status& status) const { return status.ok() || (closing && status.code == Code::closed); }
+  static constexpr std::uint64_t kCapacity = 48 * kMiB;
   std::shared_ptr<HostBackend> device;
   Pool pool;
   std::vector<StreamHandle> all;
+  bool closing = false;  // the pool may be closed at any time
   std::atomic<std::uint64_t> wrong{0};
   std::atomic<std::uint64_t> operations{0};
 };
@@ -61,7 +67,7 @@ class Worker {
   }
 
   void run(int steps) {
-    for (int i = 0; i < steps; ++i) act();
+    for (int i = 0; i < steps && !shared_.pool.closed(); ++i) act();
     while (!held_.empty()) release(0);
   }
 
@@ -104,6 +110,8 @@ class Worker {
   }
   // Checks what is there, unless it is new, and writes something else.
   void write(Held& block, StreamHandle on, bool check) {
+    const Allocator::Access access(shared_.pool);
+    if (access.refused()) return;
     const std::uint8_t before = block.value;
     block.value = static_cast<std::uint8_t>(before * 7 + random_.below(250) + 1);
     CHECK(
@@ -123,6 +131,8 @@ class Worker {
   void use(Held& block, StreamHandle on) { write(block, on, true); }
   // On another stream, ordered by events alone: the pool does not know of it.
   void elsewhere(Held& block) {
+    const Allocator::Access access(shared_.pool);
+    if (access.refused()) return;
     const StreamHandle other = shared_.all[random_.below(shared_.all.size())];
     HostBackend& device = *shared_.device;
     CHECK(device.event_record(there_, stream_).ok() && device.stream_wait(other, there_).ok());
@@ -131,7 +141,7 @@ class Worker {
   }
   void release(std::size_t i) {
     use(held_[i], stream_);
-    CHECK(shared_.pool.free_slow(held_[i].address).ok());
+    CHECK(shared_.good(shared_.pool.free_slow(held_[i].address)));
     held_[i] = held_.back();
     held_.pop_back();
   }
@@ -258,6 +268,28 @@ TEST(a_request_does_not_wait_for_a_suspend_that_waits_for_it) {
   CHECK(!status.ok() || other != 0);
 }
 
+// Where zeros are queued, too, the pool is closed at any point of all this.
+TEST(a_busy_pool_can_be_closed_at_any_point) {
+  constexpr std::size_t kThreads = 3;
+  Random random(3);
+  for (int round = 0; round < 60 / vram::testing::kSlowdown; ++round) {
+    PoolConfig config = spilling();
+    config.zero_on_free = round % 2 == 0;
+    config.zero_on_allocate = round % 3 == 0;
+    Shared shared(kThreads, std::make_shared<FarHost>(Shared::kCapacity), config);
+    shared.closing = true;
+    std::vector<std::thread> threads;
+    for (std::size_t i = 0; i < kThreads; ++i)
+      threads.emplace_back([&shared, i] { Worker(shared, i).run(100'000); });
+    const std::uint64_t count = random.below(600);
+    while (shared.operations < count) std::this_thread::yield();
+    CHECK(shared.pool.close().ok());
+    for (std::thread& thread : threads) thread.join();
+    std::string why;
+    CHECK(shared.device->synchronize().ok() && shared.wrong == 0 && shared.device->check(&why));
+  }
+}
+
 TEST(a_pool_can_be_closed_in_the_middle_of_a_swap) {
   for (int round = 0; round < 20; ++round) {
     Shared shared(2);
@@ -329,6 +361,33 @@ TEST(a_pool_can_be_closed_while_a_tag_is_parked) {
     std::string why;
     CHECK(shared.device->check(&why));
   }
+}
+
+// The host writes the zeros, and no gate holds it back.
+TEST(new_memory_is_zero_while_pages_move) {
+  PoolConfig config = spilling();
+  config.zero_on_allocate = true;
+  Shared shared(1, std::make_shared<HostBackend>(Shared::kCapacity), config);
+  std::atomic<bool> done{false};
+  std::thread parking([&] {
+    for (std::uint64_t moved = 0; !done;) {
+      CHECK(shared.pool.park(nullptr, &moved).ok() && shared.pool.unpark(nullptr, &moved).ok());
+    }
+  });
+  for (int i = 0; i < 200 / vram::testing::kSlowdown; ++i) {
+    Address address = 0;
+    CHECK(shared.pool.allocate(4 * kMiB, shared.all[0], 0, 0, &address).ok());
+    const auto use = [&shared, address] {
+      auto* const bytes = reinterpret_cast<std::uint8_t*>(address);
+      shared.wrong +=
+          std::all_of(bytes, bytes + 4 * kMiB, [](std::uint8_t byte) { return byte == 0; }) ? 0 : 1;
+      std::fill(bytes, bytes + 4 * kMiB, std::uint8_t{1});
+    };
+    CHECK(shared.device->launch(shared.all[0], use).ok() && shared.pool.free(address).ok());
+  }
+  done = true;
+  parking.join();
+  CHECK(shared.device->synchronize().ok() && shared.wrong == 0 && shared.pool.stats().spill.spills > 0);
 }
 
 TEST(two_pools_on_one_device_take_turns) {

@@ -1,7 +1,8 @@
 // Four threads, each with streams of its own, allocate, fill, hand blocks to each other and free them, on
 // real memory, and suspend, resume, grow, trim, configure and begin heaps in between. Every block carries a
-// pattern that nobody else may disturb. Captures are tried on the model device, which has no contents. Made
-// for the sanitizers; the number of operations comes from VRAM_STRESS_OPS.
+// pattern that nobody else may disturb. The pool may be closed at any point. Captures are tried on the model
+// device, which has no contents. Made for the sanitizers; the number of operations comes from
+// VRAM_STRESS_OPS.
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -15,6 +16,7 @@
 #include "testing.hpp"
 
 using namespace vram;
+using vram::testing::FarHost;
 using vram::testing::Random;
 
 namespace {
@@ -78,10 +80,10 @@ std::uint64_t operations() {
 class Crew {
  public:
   Crew(const char* name, const PoolConfig& config, std::uint64_t capacity)
-      : name_(name), config_(config), host_(std::make_shared<HostBackend>(capacity)), pool_(host_, config) {
-    PoolConfig plain;
-    plain.pages = false;
-    store_ = std::make_shared<Pool>(std::make_shared<HostBackend>(kGiB), plain);
+      : Crew(name, config, std::make_shared<HostBackend>(capacity)) {}
+  Crew(const char* name, const PoolConfig& config, std::shared_ptr<HostBackend> host)
+      : name_(name), config_(config), host_(std::move(host)), pool_(host_, config) {
+    store_ = std::make_shared<Pool>(std::make_shared<HostBackend>(kGiB), vram::testing::plain());
   }
 
   void run(std::uint64_t total) {
@@ -109,6 +111,25 @@ class Crew {
     CHECK(pool_.close().ok());
   }
 
+  // The pool is closed while the threads work, after so many operations; and the store, if it comes first.
+  void run_until_closed(std::uint64_t pool_after, std::uint64_t store_after) {
+    closing_ = true;
+    rare_ = 1000;
+    std::vector<std::thread> threads;
+    for (int number = 0; number < kThreads; ++number)
+      threads.emplace_back([this, number] { work(number, ~std::uint64_t{0}); });
+    const auto close_after = [this](std::uint64_t count, Pool& pool) {
+      while (done_ < count) std::this_thread::yield();
+      CHECK(pool.close().ok());
+    };
+    if (store_after < pool_after) close_after(store_after, *store_);
+    close_after(pool_after, pool_);
+    for (std::thread& thread : threads) thread.join();
+    CHECK(damaged_ == 0 && refused_ == 0 && host_->synchronize().ok());
+    std::uint64_t free_bytes = 0, total_bytes = 0;
+    CHECK(host_->memory_info(&free_bytes, &total_bytes).ok() && free_bytes == total_bytes);
+  }
+
  private:
   static constexpr std::size_t kMost = 64;     // blocks of a thread
   static constexpr std::size_t kSleepers = 6;  // and those that it suspends
@@ -124,7 +145,9 @@ class Crew {
   };
 
   // Counts what was refused that must not be.
-  void must(const Status& status) { refused_ += status.ok() ? 0 : 1; }
+  void must(const Status& status) {
+    refused_ += status.ok() || (closing_ && status.code == Code::closed) ? 0 : 1;
+  }
   // The same, but for memory that there is not.
   bool may(const Status& status) {
     const bool missed = status.code == Code::out_of_memory;
@@ -133,12 +156,20 @@ class Crew {
     return status.ok();
   }
 
+  // Touches memory of the pool, or queues work that does, unless the pool is closed.
+  template <class Touch>
+  void touch(Touch use) {
+    const Allocator::Access access(pool_);
+    if (!access.refused()) use();
+  }
+
   void work(int number, std::uint64_t count) {
     Worker me;
     me.number = number;
     me.random = Random(static_cast<std::uint64_t>(number) + 1);
     for (StreamHandle& stream : me.streams) must(host_->stream_create(&stream));
-    for (std::uint64_t i = 0; i < count; ++i) {
+    for (std::uint64_t i = 0; i < count && !pool_.closed(); ++i) {
+      if (closing_) ++done_;
       const std::uint64_t dice = me.random.below(10000);
       if (dice < 5000 && me.held.size() < kMost) {
         take(me, me.streams[me.random.below(2)], 0, me.held);
@@ -151,7 +182,7 @@ class Crew {
           mailboxes_[me.random.below(kThreads)].put(me.held.back());
         }
         me.held.pop_back();
-      } else if (dice < 9990) {
+      } else if (dice < 10000 - rare_) {
         for (const Held& block : mailboxes_[static_cast<std::size_t>(number)].take()) give(block);
       } else {
         rare(me);
@@ -172,15 +203,17 @@ class Crew {
     if (!may(pool_.allocate(block.size, stream, 0, tag, &block.address))) return;
     // The block is the stream's, in its order; the host may write only when the stream has got that far.
     settle(stream);
-    if (config_.zero_on_allocate) damaged_ += is_zero(block) ? 0 : 1;
-    write_pattern(block);
+    touch([&] {
+      if (config_.zero_on_allocate) damaged_ += is_zero(block) ? 0 : 1;
+      write_pattern(block);
+    });
     to.push_back(block);
   }
   void settle(StreamHandle stream) {
     if (!host_->stream_query(stream).ok()) must(host_->stream_synchronize(stream));
   }
   void give(const Held& block) {
-    damaged_ += holds_pattern(block) ? 0 : 1;
+    touch([&] { damaged_ += holds_pattern(block) ? 0 : 1; });
     must(pool_.free(block.address));
   }
   void leave(StreamHandle stream) {
@@ -206,7 +239,7 @@ class Crew {
         return must(host_->stream_create(&me.streams[1]));
       case 5: {
         std::string why;
-        damaged_ += pool_.check(&why) ? 0 : 1;
+        damaged_ += pool_.check(&why) || pool_.closed() ? 0 : 1;
         return;
       }
       case 6: {
@@ -216,8 +249,9 @@ class Crew {
         return;
       }
       case 7:  // never a live block: no block lies there
-        refused_ +=
-            pool_.free(me.held.empty() ? 512 : me.held.back().address + 1).code == Code::invalid ? 0 : 1;
+        if (const Status status = pool_.free(me.held.empty() ? 512 : me.held.back().address + 1);
+            status.code != Code::invalid)
+          refused_ += closing_ && status.code == Code::closed ? 0 : 1;
         return;
       case 8:
       case 9:
@@ -240,10 +274,11 @@ class Crew {
     if (me.held.empty()) return;
     const Held block = me.held.back();
     me.held.pop_back();
-    for (const StreamHandle stream : me.streams) {
-      must(pool_.record_stream(block.address + block.size / 2, stream));
-      must(host_->launch(stream, [this, block] { damaged_ += holds_pattern(block) ? 0 : 1; }));
-    }
+    for (const StreamHandle stream : me.streams)
+      touch([&] {
+        must(pool_.record_stream(block.address + block.size / 2, stream));
+        must(host_->launch(stream, [this, block] { damaged_ += holds_pattern(block) ? 0 : 1; }));
+      });
     give(block);
   }
   // Blocks of this thread alone are suspended, perhaps some are freed meanwhile, and come back with their
@@ -272,7 +307,7 @@ class Crew {
         must(pool_.free(block.address));
         continue;
       }
-      if (!keep) write_pattern(block);
+      if (!keep) touch([&] { write_pattern(block); });
       give(block);
     }
     me.sleepers.clear();
@@ -289,7 +324,7 @@ class Crew {
       return;
     }
     settle(me.streams[1]);
-    damaged_ += buffer.size == 0 || holds_pattern(buffer) ? 0 : 1;
+    touch([&] { damaged_ += buffer.size == 0 || holds_pattern(buffer) ? 0 : 1; });
     if (me.random.chance(15)) {
       must(pool_.growable_close(buffer.address));
       buffer.address = 0;
@@ -299,7 +334,7 @@ class Crew {
     const std::uint64_t ahead = me.random.chance(30) ? 2 * kSlotBytes : 0;
     if (may(pool_.growable_resize(buffer.address, wanted, ahead, me.tag() + kThreads))) buffer.size = wanted;
     settle(me.streams[1]);
-    if (buffer.size != 0) write_pattern(buffer);
+    if (buffer.size != 0) touch([&] { write_pattern(buffer); });
   }
   // Memory apart, as a graph under capture gets it.
   void in_a_heap(Worker& me) {
@@ -347,6 +382,9 @@ class Crew {
   std::atomic<std::uint64_t> missed_{0};  // out of memory
   std::atomic<int> damaged_{0};
   std::atomic<int> refused_{0};
+  std::uint64_t rare_ = 10;  // of 10 000 operations
+  bool closing_ = false;     // every call may be told that the pool is closed
+  std::atomic<std::uint64_t> done_{0};
 };
 
 // Captures on several threads while others allocate, suspend and trim.
@@ -451,6 +489,21 @@ TEST(with_zeroing) {
   PoolConfig config;
   config.zero_on_allocate = config.zero_on_free = true;
   Crew("zeroing", config, kGiB).run(operations() / 100);
+}
+
+// On memory that the host does not zero at once, closed by another thread in the middle of anything.
+TEST(closed_at_any_point) {
+  Random random(5);
+  const std::uint64_t rounds = 1 + std::min<std::uint64_t>(operations(), kDefaultOps) / 100'000;
+  for (std::uint64_t round = 0; round < rounds; ++round) {
+    PoolConfig config;
+    config.zero_on_free = round % 4 != 3;
+    config.zero_on_allocate = round % 2 == 0;
+    config.pages = round % 3 != 2;
+    config.stream_cache = round % 5 == 0 ? 0 : 16;
+    Crew("closing", config, std::make_shared<FarHost>(256 * kMiB))
+        .run_until_closed(1 + random.below(3000), random.below(6000));
+  }
 }
 
 TEST(with_captures) { Capturers().run(operations() / 100); }

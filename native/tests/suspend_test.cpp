@@ -1,8 +1,11 @@
 // Suspend and resume under a happens-before oracle: no page goes while work may touch it, nothing is placed
 // over what is suspended, and whichever call to the device fails, nothing is lost and a second try works.
 // Real contents are the business of the Python tests, on the host.
+#include <algorithm>
 #include <cstring>
+#include <functional>
 #include <set>
+#include <thread>
 
 #include "backends/host.hpp"
 #include "oracle.hpp"
@@ -10,6 +13,7 @@
 #include "testing.hpp"
 
 using namespace vram;
+using vram::testing::FarHost;
 using vram::testing::lagging;
 using vram::testing::Random;
 using vram::testing::Watched;
@@ -301,6 +305,99 @@ TEST(every_call_fails_in_turn) {
   }
 }
 
+namespace {
+
+// Acts once when work is queued, with no lock held.
+class ActingHost : public FarHost {
+ public:
+  using FarHost::FarHost;
+  Status fill(Address to, std::uint8_t value, std::uint64_t bytes, StreamHandle stream) override {
+    if (on_fill) std::exchange(on_fill, nullptr)();
+    return FarHost::fill(to, value, bytes, stream);
+  }
+  Status copy(Address to, Address from, std::uint64_t bytes, StreamHandle stream) override {
+    if (on_copy) std::exchange(on_copy, nullptr)();
+    return FarHost::copy(to, from, bytes, stream);
+  }
+  std::function<void()> on_fill, on_copy;
+};
+
+bool all_are(Address address, std::uint64_t bytes, char value) {
+  const auto* const from = reinterpret_cast<const char*>(address);
+  return std::all_of(from, from + bytes, [value](char each) { return each == value; });
+}
+
+}  // namespace
+
+// The pages of a block stay where they are until its zeros are queued.
+TEST(what_is_still_to_be_zeroed_is_not_suspended) {
+  for (const std::uint64_t size : {64 * kKiB, 5 * kMiB})
+    for (const bool cached : {false, true}) {
+      const auto device = std::make_shared<ActingHost>(256 * kMiB);
+      PoolConfig config;
+      config.zero_on_allocate = true;
+      Pool pool(device, config);
+      Address first = 0, address = 0;
+      std::uint64_t bytes = 0;
+      CHECK(pool.allocate(size, 0, 0, 1, &first).ok() && device->fill(first, 7, size, 0).ok());
+      if (cached) CHECK(pool.free(first).ok());
+      device->on_fill = [&] { CHECK(pool.suspend(tagged(1), true, make_store(), &bytes, nullptr).ok()); };
+      CHECK(pool.allocate(size, 0, 0, 1, &address).ok() && !device->on_fill);
+      CHECK(!pool.suspended(address) && (cached || pool.suspended(first)));
+      CHECK(device->synchronize().ok() && all_are(address, size, 0));
+      CHECK(pool.suspend(tagged(1), true, make_store(), &bytes, nullptr).ok() && pool.suspended(address));
+      CHECK(pool.resume(nullptr, &bytes, nullptr).ok() && all_are(address, size, 0) && pool.check(nullptr));
+      CHECK(cached || all_are(first, size, 7));
+    }
+}
+
+// The store's memory is in use until the copies have ended, in both directions.
+TEST(a_store_is_not_closed_under_copies) {
+  for (const bool back : {false, true})
+    CHECK(vram::testing::holds_in_child([back] {
+      constexpr std::uint64_t kBytes = 8 * kMiB;
+      const auto device = std::make_shared<ActingHost>(256 * kMiB);
+      const std::shared_ptr<Pool> store = make_store();
+      Pool pool(device, {});
+      Address address = 0;
+      std::uint64_t bytes = 0;
+      bool good = pool.allocate(kBytes, 0, 0, 0, &address).ok() && device->fill(address, 7, kBytes, 0).ok();
+      if (back) good = good && pool.suspend(nullptr, true, store, &bytes, nullptr).ok();
+      std::thread closing;
+      device->on_copy = [&] {
+        closing = std::thread([&] { (void)store->close(); });
+        while (!Allocator::Access(*store).refused()) std::this_thread::yield();
+        for (int i = 0; i < 10'000 && !store->closed(); ++i) std::this_thread::yield();
+        good = good && !store->closed();
+      };
+      good = good && (back ? pool.resume(nullptr, &bytes, nullptr)
+                           : pool.suspend(nullptr, true, store, &bytes, nullptr))
+                         .ok();
+      closing.join();
+      if (back) return good && store->closed() && all_are(address, kBytes, 7);
+      // The contents went with the store.
+      return good && store->closed() && pool.resume(nullptr, &bytes, nullptr).code == Code::closed &&
+             pool.suspended(address) && pool.free(address).ok() && pool.close().ok();
+    }));
+}
+
+TEST(a_store_cannot_be_closed_by_the_thread_that_copies_into_it) {
+  const auto device = std::make_shared<FarHost>(256 * kMiB);
+  const std::shared_ptr<Pool> store = make_store(16 * kMiB);
+  Pool pool(device, {});
+  Address address = 0;
+  std::uint64_t bytes = 0;
+  Status closed;
+  store->on_out_of_memory([&](std::uint64_t, StreamHandle) {
+    closed = store->close();
+    return false;
+  });
+  CHECK(pool.allocate(128 * kMiB, 0, 0, 0, &address).ok());
+  CHECK(pool.suspend(nullptr, true, store, &bytes, nullptr).code == Code::out_of_memory);
+  CHECK(closed.code == Code::deadlock && !store->closed() && store->live_bytes() == 0);
+  CHECK(!pool.suspended(address) && store->close().ok());
+}
+
 TEST(contents_are_ranges_over_pieces) {
   const std::shared_ptr<Pool> store = make_store();
   const auto piece = [&](std::uint64_t bytes) {
@@ -326,8 +423,12 @@ TEST(contents_are_ranges_over_pieces) {
   CHECK((hosts == std::vector<Address>{one.host + 10, one.host + 30}));
   contents.drop(1000, 100, unused);
   CHECK(unused.size() == 1 && unused.contains(one.host) && contents.check(nullptr));
-  CHECK(store->close().ok());
-  CHECK(contents.lost(1100, 1) && !contents.lost(1000, 100));
+  std::size_t stores = 0;
+  const auto count = [&](const std::shared_ptr<Allocator>& each) { stores += each == store ? 1 : 0; };
+  contents.each_store(1000, 100, count);
+  CHECK(stores == 0);
+  contents.each_store(1100, 1, count);
+  CHECK(stores == 1);
   contents.drop_all(unused);
   CHECK(unused.size() == 2 && contents.bytes() == 0 && contents.check(nullptr));
 }

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "backends/host.hpp"
 #include "backends/model.hpp"
 #include "pool/pool.hpp"
 
@@ -35,6 +36,18 @@ void both_kinds(Promise promise) {
   promise(PoolConfig{});
   promise(plain());
 }
+
+// Real memory that the pool may not touch at once, as on a GPU: what it zeroes is queued on a stream.
+class FarHost : public HostBackend {
+ public:
+  explicit FarHost(std::uint64_t capacity) : HostBackend(capacity), far_(HostBackend::info()) {
+    far_.host_accessible = false;
+  }
+  const DeviceInfo& info() const override { return far_; }
+
+ private:
+  DeviceInfo far_;
+};
 
 // A pool on a model device. Streams 0, 1 and 2 exist.
 struct World {

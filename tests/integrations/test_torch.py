@@ -492,6 +492,20 @@ def test_the_setting_that_rounds_sizes_up() -> None:
     )
 
 
+def test_no_peak_is_above_the_peak_of_what_contains_it() -> None:
+    output(
+        INSTALL,
+        """
+        for size, count in ((500_000, 200), (100 << 20, 1)):
+            tensors = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(count)]
+            tensors.clear()
+        stats = torch.cuda.memory_stats()
+        peaks = [stats[f"{name}_bytes.all.peak"] for name in ("requested", "allocated", "active", "reserved")]
+        assert peaks == sorted(peaks) and peaks[0] >= 100 << 20, peaks
+        """,
+    )
+
+
 def test_events_outside_of_a_compiled_region_say_so() -> None:
     output(
         INSTALL,

@@ -257,6 +257,18 @@ def test_closing(model: Device) -> None:
 # ---- out of memory ----------------------------------------------------------------------------------------
 
 
+def test_a_lack_of_addresses_is_not_called_a_lack_of_memory() -> None:
+    pool = vram.Pool(Device.model("1GiB"))
+    with pytest.raises(vram.OutOfMemory, match="1 MiB with an alignment of 1 TiB") as caught:
+        pool.allocate("1MiB", align="1TiB")
+    assert "16 GiB of addresses have no free place for it" in str(caught.value)
+    assert "What would help: a smaller alignment." in str(caught.value)
+    assert caught.value.report["verdict"] == "addresses" and pool.stats().reserved == 0
+    with pytest.raises(vram.OutOfMemory) as caught:
+        pool.allocate("2GiB")
+    assert caught.value.report["verdict"] == "true-demand" and "align" not in str(caught.value)
+
+
 def full(pool: vram.Pool) -> vram.OutOfMemory:
     with pytest.raises(vram.OutOfMemory) as caught:
         pool.allocate("200MiB")

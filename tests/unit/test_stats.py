@@ -86,6 +86,19 @@ def test_the_numbers_of_a_small_history(pool: vram.Pool) -> None:
     assert kept.size == 1000
 
 
+def test_peaks_of_bytes_are_not_added_up_over_different_moments(pool: vram.Pool) -> None:
+    streams = [vram.Stream(pool.device) for _ in range(2)]
+    for size, count in ((100_000, 100), (10 * MIB, 1)):
+        for stream in streams:
+            for buffer in [pool.allocate(size, stream=stream) for _ in range(count)]:
+                buffer.free()
+    stats = pool.stats()
+    peaks = [stats[f"{name}_bytes.all.peak"] for name in ("requested", "allocated", "reserved")]
+    assert peaks == sorted(peaks) and peaks[0] >= 10 * MIB
+    for kind in ("small_pool", "large_pool"):
+        assert stats[f"requested_bytes.{kind}.peak"] <= stats[f"allocated_bytes.{kind}.peak"] <= peaks[1]
+
+
 def test_our_own_numbers(pool: vram.Pool) -> None:
     for _ in range(10):
         pool.allocate(4096).free()

@@ -60,8 +60,10 @@ def explain_out_of_memory(
     `can_spill` says whether its memory could spill.
     """
     account = _account(report, rounding)
-    verdict = judge_request(account, size)
+    verdict = "addresses" if report.get("addresses") else judge_request(account, size)
     facts: dict[str, Any] = {
+        "align": 0,
+        "addresses": 0,
         "suspended": 0,
         "spill": 0,
         "host": 0,
@@ -86,7 +88,8 @@ def explain_out_of_memory(
         "limit_name": limit_name,
     }
     lines = [
-        f"out of memory: failed to allocate {format_size(size)} on stream {stream} of {device}; "
+        f"out of memory: failed to allocate {format_size(size)}{_aligned(facts)} on stream {stream} of "
+        f"{device}; "
         f"{_room(facts)}.",
         f"Verdict: {verdict}. {format_size(account.allocated)} are allocated and "
         f"{format_size(account.reserved)} reserved. The device's {format_size(account.device)} are "
@@ -137,8 +140,14 @@ def _room_in_limit(facts: Mapping[str, int]) -> int:
     return max(0, _capacity(facts) - facts["reserved"])
 
 
+def _aligned(facts: Mapping[str, Any]) -> str:
+    return f" with an alignment of {format_size(facts['align'])}" if facts["align"] else ""
+
+
 def _room(facts: Mapping[str, Any]) -> str:
     """How much is available immediately, and what limits it."""
+    if facts["addresses"]:
+        return f"the pool's {format_size(facts['addresses'])} of addresses have no free place for it"
     room = format_size(facts["bytes"]["unused"] + facts["free_pages"])
     if _is_limited(facts):
         bound = f"{facts['limit_name']} of {format_size(facts['limit'])}"
@@ -221,6 +230,9 @@ def _caches(facts: Mapping[str, Any]) -> str:
 
 def _remedies(size: int, facts: Mapping[str, Any], cross_stream: str) -> Iterator[str]:
     capacity, demand = _capacity(facts), size + facts["allocated"]
+    if facts["addresses"]:
+        yield "a smaller alignment" if facts["align"] else "freeing buffers, so that longer ranges are free"
+        return
     if size > capacity:
         yield f"a smaller request: this one alone exceeds the available {format_size(capacity)}"
         if size <= facts["device_total"]:

@@ -326,7 +326,7 @@ def _torch_stats(raw: Raw) -> dict[str, dict[str, _Four]]:
         "reserved_bytes": _whole(_four(raw["reserved"])),
         "active_bytes": _active(raw["bytes"], pending, raw["peak_active"]),
         "inactive_split_bytes": _whole(_four(raw["inactive_bytes"])),
-        "requested_bytes": _split(raw["requested"]),
+        "requested_bytes": _split(raw["requested"], raw["peak_live"]),
     }
 
 
@@ -338,11 +338,14 @@ def _whole(values: _Four) -> dict[str, _Four]:
     return {"all": values, "small_pool": (0, 0, 0, 0), "large_pool": values}
 
 
-def _split(kinds: Mapping[str, Mapping[str, int]], peak: int | None = None) -> dict[str, _Four]:
+def _split(kinds: Mapping[str, Mapping[str, int]], most: int | None = None) -> dict[str, _Four]:
+    """By size. The peak of all is at most the sum of the two, which need not be reached at one moment, and at
+    most `most`, if given: the peak of all live bytes.
+    """
     small, large = (_four(kinds[kind]) for kind in KINDS)
     current, summed, allocated, freed = (one + two for one, two in zip(small, large, strict=True))
     return {
-        "all": (current, summed if peak is None else peak, allocated, freed),
+        "all": (current, summed if most is None else min(summed, most), allocated, freed),
         "small_pool": small,
         "large_pool": large,
     }
@@ -350,7 +353,10 @@ def _split(kinds: Mapping[str, Mapping[str, int]], peak: int | None = None) -> d
 
 def _active(kinds: Mapping[str, Mapping[str, int]], pending: int, peak: int | None) -> dict[str, _Four]:
     """What is allocated, or freed and still used. What is still used counts as large, as far as it can be."""
-    stat = _split(kinds, peak)
+    stat = _split(kinds)
+    if peak is not None:
+        current, _, allocated, freed = stat["all"]
+        stat["all"] = (current, peak, allocated, freed)
     large = min(pending, stat["large_pool"][3])
     for pool, used in (("all", pending), ("small_pool", pending - large), ("large_pool", large)):
         current, highest, allocated, freed = stat[pool]

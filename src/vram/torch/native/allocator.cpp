@@ -94,13 +94,14 @@ Stat stat(const VramMeter& from) {
   return stat(from.current, from.peak, from.total, from.total - from.current);
 }
 
-// By size; `peak`, if not 0, is the peak of both together, which may be less than the sum of the two.
-StatArray by_size(const VramMeter (&from)[2], std::uint64_t peak = 0) {
+// By size. The peak of both together is at most the sum of the two, which need not be reached at one moment,
+// and at most `most`: the peak of all live bytes.
+StatArray by_size(const VramMeter (&from)[2], std::uint64_t most = ~std::uint64_t{0}) {
   StatArray result;
   result[kSmall] = stat(from[0]);
   result[kLarge] = stat(from[1]);
   result[kAll] =
-      stat(from[0].current + from[1].current, peak != 0 ? peak : from[0].peak + from[1].peak,
+      stat(from[0].current + from[1].current, std::min(from[0].peak + from[1].peak, most),
            from[0].total + from[1].total, from[0].total - from[0].current + from[1].total - from[1].current);
   return result;
 }
@@ -138,7 +139,7 @@ DeviceStats device_stats(const VramStats& from) {
   stats.reserved_bytes = undivided(stat(from.reserved));
   stats.active_bytes = with_pending(stats.allocated_bytes, from.pending.current, from.peak_active);
   stats.inactive_split_bytes = undivided(stat(from.inactive_bytes));
-  stats.requested_bytes = by_size(from.requested);
+  stats.requested_bytes = by_size(from.requested, from.peak_live);
   stats.num_alloc_retries = static_cast<std::int64_t>(from.retries);
   stats.num_ooms = static_cast<std::int64_t>(from.out_of_memory);
   stats.num_sync_all_streams = static_cast<std::int64_t>(from.host_waits);
