@@ -767,7 +767,7 @@ WAIT_LAST: dict[str, Callable[[Any], Any]] = {
     "unique_consecutive": lambda x: torch.unique_consecutive(x),
     "eigh": lambda x: torch.linalg.eigh(square(x)),
     "svd": lambda x: torch.linalg.svd(square(x)),
-    "inv": lambda x: torch.linalg.inv(square(x)),
+    "inv": lambda x: torch.linalg.inv(square(x).tril()),
 }
 
 

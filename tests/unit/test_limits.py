@@ -90,6 +90,17 @@ def test_network_programs_processes_and_files_are_refused(job_file: Path, workin
     assert job_file.read_bytes() == before
 
 
+def test_libraries_that_are_loaded_use_one_thread(working: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a thread for each of many processors, NumPy does not fit into what a small file may use."""
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "64")
+
+    def answer(*asked: Any, **more: Any) -> Any:
+        raise TraceError(os.environ["OPENBLAS_NUM_THREADS"])
+
+    assert working(answer)[2] == "vram: 1\n"
+    assert os.environ["OPENBLAS_NUM_THREADS"] == "64"
+
+
 def test_the_command_itself_keeps_its_rights(job_file: Path, vram_command: Command) -> None:
     assert vram_command("summary", str(job_file))[0] == 0
     assert not limits.in_force()

@@ -49,6 +49,9 @@ MOST_SECONDS = 1 << 31
 TOO_MUCH_MEMORY = "it takes more memory than a recording of its size needs"
 TOO_MUCH_TIME = "it takes more processor time than a recording of its size needs"
 
+# Numerical libraries start a thread for each processor, and each thread reserves addresses.
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
 _tell: Callable[[int], None] | None = None
 _working = False
 _entries = 0
@@ -66,6 +69,7 @@ def enter_limits(tell: Callable[[int], None], *, with_parent: bool = False) -> N
     """
     global _tell
     _tell = tell
+    os.environ.update(ONE_THREAD)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")  # if the machine runs out of memory, this process ends first
     if resource is not None:
