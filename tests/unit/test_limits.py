@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -125,9 +126,15 @@ def recursive(*asked: Any, **more: Any) -> Any:
     return recursive(*asked, **more)
 
 
+def die_of(number: int) -> None:
+    """Without the stacks that pytest would print: they would look like a failure."""
+    faulthandler.disable()
+    signal.raise_signal(number)
+
+
 DEATHS: dict[str, tuple[Work, str]] = {
-    "a crash": (lambda *asked, **more: signal.raise_signal(signal.SIGSEGV), "died of signal 11"),
-    "an abort": (lambda *asked, **more: os.abort(), "died of signal 6"),
+    "a crash": (lambda *asked, **more: die_of(signal.SIGSEGV), "died of signal 11"),
+    "an abort": (lambda *asked, **more: die_of(signal.SIGABRT), "died of signal 6"),
     "an exit": (lambda *asked, **more: os._exit(0), "ended with status 0"),
     "time": (endless, "more processor time than a recording of its size needs"),
     "memory": (insatiable, "more memory than a recording of its size needs"),
@@ -157,7 +164,7 @@ def test_an_output_appears_complete_or_not_at_all(
 
     def dies(trace: Any, file: Any) -> None:
         file.write(b"half")
-        signal.raise_signal(signal.SIGSEGV)
+        die_of(signal.SIGSEGV)
 
     with monkeypatch.context() as patch:
         patch.setitem(
