@@ -115,7 +115,7 @@ def test_a_library_of_another_user_in_a_shared_cache_is_not_found(
 ) -> None:
     shared = directory(public / "cache", 0o1777)
     monkeypatch.setenv("XDG_CACHE_HOME", str(shared))
-    monkeypatch.setattr(companion, "_file_name", lambda _torch, _companion: "library.so")
+    monkeypatch.setattr(companion, "_file_name", lambda *_made_for, cached: "library.so")
 
     def plant() -> None:
         (shared / "vram").mkdir(mode=0o777)
@@ -134,7 +134,7 @@ def test_a_file_of_another_user_in_the_own_cache_is_compiled_again(
 ) -> None:
     """As after the directory was open to others for a while."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(public))
-    monkeypatch.setattr(companion, "_file_name", lambda _torch, _companion: "library.so")
+    monkeypatch.setattr(companion, "_file_name", lambda *_made_for, cached: "library.so")
     monkeypatch.setattr(companion, "_command", lambda _torch, _companion: [])
     monkeypatch.setattr(companion, "_compile", lambda _command, target: target.write_text("own"))
     library = companion.cache_directory() / "library.so"
