@@ -249,11 +249,17 @@ class Allocator {
   // these: close() waits for it, and then for the queued work. Such code must not wait for close().
   class Access {
    public:
+// The destructor takes the address out of the list, which gcc does not see.
+#pragma GCC diagnostic push
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wdangling-pointer"
+#endif
     explicit Access(const Allocator& pool)
         : pool_(pool), refused_(pool.closed() || !pool.begin_access()), before_(latest_) {
       latest_ = this;
       if (before_ != nullptr) before_->after_ = this;
     }
+#pragma GCC diagnostic pop
     ~Access() {
       (after_ != nullptr ? after_->before_ : latest_) = before_;
       if (before_ != nullptr) before_->after_ = after_;

@@ -220,7 +220,10 @@ void Pool::undo_allocation(Address address) {
   pending_.make_room(state_.placement.space().find(address));
   suspender_.make_room();
   bool suspended = false;
-  if (const Index block = claim(address, &suspended)) free_claimed(block, suspended);
+  if (const Index block = claim(address, &suspended)) {
+    blocks()[block].unzeroed.store(false, std::memory_order_relaxed);
+    free_claimed(block, suspended);
+  }
 }
 
 Status Pool::allocate_batch(const std::vector<std::uint64_t>& sizes, StreamHandle handle, std::uint32_t tag,
@@ -418,8 +421,11 @@ Status Pool::record_stream(Address address, StreamHandle handle) {
 
 Status Pool::share(Address address, SharedBlock* out) {
   std::uint64_t bytes = 0, moved = 0;
-  if (spiller_.spilled(address, &bytes).ok() && bytes != 0)
+  if (spiller_.spilled(address, &bytes).ok() && bytes != 0) {
     if (Status status = spiller_.prefetch(address, &moved); !status.ok()) return status;
+    // A page that is lent to a graph stays in host memory.
+    if (spiller_.spilled(address, &bytes).ok() && bytes != 0) return {Code::unsupported, 0, "share"};
+  }
   return shares_.share(address, out);
 }
 

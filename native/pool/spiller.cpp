@@ -648,7 +648,9 @@ Status Spiller::to_device(const std::vector<Index>& which, std::unique_lock<std:
     Swap swap(*this, which.size(), lock);
     for (const Index page : which) {
       Index device = 0;
-      lacking = get_device_page(stock().pages()[page].size, stock().pages()[page].owner, &device);
+      const Page& host = stock().pages()[page];
+      // A graph would keep a new page even if the swap fails.
+      lacking = get_device_page(host.size, host.lent ? StreamNumber{0} : host.owner, &device);
       if (!lacking.ok()) break;
       swap.add(page);
       swap.pair(swap.moves().size() - 1, device);

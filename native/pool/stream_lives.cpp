@@ -123,6 +123,7 @@ void StreamLives::release_ended_graphs() {
       ++i;
       continue;
     }
+    const std::vector<Index> lent = stock().lent_to(graph.number);  // before anything changes: it may throw
     use_what_is_live(graph);
     const CaptureId capture = std::exchange(graph.capture, 0);
     const Status status = fences_.record(graph);
@@ -133,7 +134,7 @@ void StreamLives::release_ended_graphs() {
     }
     graph.over.reset();
     pending_.forget_past(graph);
-    for (const Index page : stock().lent_to(graph.number)) stock().end_loan(page);
+    for (const Index page : lent) stock().end_loan(page);
     graphs.erase(graphs.begin() + static_cast<std::ptrdiff_t>(i));
     begin_leaving(graph, status.ok() ? graph.tick - 1 : fences_.mark(graph));
   }

@@ -1107,6 +1107,25 @@ TEST(what_a_graph_has_in_host_memory_stays_if_nothing_can_make_room) {
   CHECK(program.right() && program.ends());
 }
 
+TEST(device_memory_that_a_capture_could_not_take_serves_others) {
+  constexpr std::uint64_t kElsewhere = 4 * kSlotBytes;
+  Capturing program;
+  PageHandle elsewhere = 0;  // of another process
+  REQUIRE(program.world.device->page_create(kElsewhere, &elsewhere).ok());
+  while (program.world.stats().reserved.current + kElsewhere < kCapacity) REQUIRE(program.get() != 0);
+  const std::uint64_t reserved = program.world.stats().reserved.current;
+  REQUIRE(program.begin());
+  const Address captured = program.capture();
+  REQUIRE(captured != 0 && program.where(captured) == Location::host);
+  REQUIRE(program.world.device->page_release(elsewhere, kElsewhere).ok());
+  REQUIRE(program.world.device->fail("gate_close", 1, {Code::failed, 2, "gate_close"}));
+  std::uint64_t graph = 0;
+  REQUIRE(program.end(&graph) && program.where(captured) == Location::host);
+  CHECK(program.world.pool->trim(0, false).ok() && program.world.stats().reserved.current == reserved);
+  REQUIRE(program.launch(graph) && program.right() && program.launched_right(captured));
+  CHECK(program.release(graph) && program.ends());
+}
+
 TEST(a_capture_that_gets_no_memory_is_out_of_memory_and_not_broken) {
   Capturing program(spilling(2 * kBlock));
   for (int i = 0; i < 8; ++i) REQUIRE(program.get() != 0);
