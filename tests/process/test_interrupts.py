@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import textwrap
+from types import FrameType
 
 import pytest
 from interrupting import run_interrupted
 from programs import assert_quiet
+
+from vram.core.signals import raised_by_handler
 
 CALLS = {
     "stream": ("", "stream.synchronize()"),
@@ -112,6 +116,24 @@ def test_what_a_handler_of_a_signal_raises_in_a_callback_comes_out_of_the_alloca
         pool.close()
     """)
     assert (result.returncode, result.stdout, result.stderr) == (0, "expired\n", "")
+
+
+def test_errors_of_enums_are_not_taken_for_those_of_handlers() -> None:
+    """signal.SIG_DFL is an enum."""
+    with pytest.raises(ValueError) as caught:
+        signal.Handlers("none")
+    assert not raised_by_handler(caught.value)
+
+
+def test_a_handler_that_replaced_itself_is_recognized() -> None:
+    def expire(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, before)
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGUSR1, expire)
+    with pytest.raises(TimeoutError) as caught:
+        signal.raise_signal(signal.SIGUSR1)
+    assert raised_by_handler(caught.value)
 
 
 def test_a_stream_whose_close_is_interrupted_is_still_open() -> None:

@@ -156,6 +156,47 @@ def test_the_death_of_the_process_is_one_error(
     assert last.startswith("vram: ") and "job.pickle: " in last and said in last and "hostile" in last
 
 
+SHELL = {
+    "a full disk": (
+        "vram summary job.pickle > /dev/full",
+        2,
+        "vram: cannot write the output: No space left on device",
+    ),
+    "a limit of a file": (
+        "ulimit -f 0; vram convert job.pickle --to perfetto -o out.json",
+        2,
+        "out.json: File too large",
+    ),
+    "no standard output": (
+        "vram convert job.pickle --to folded -o out.folded >&- && test -s out.folded",
+        0,
+        "",
+    ),
+    "no standard error": (
+        "vram convert job.pickle --to folded -o out.folded 2>&- && test -s out.folded",
+        0,
+        "",
+    ),
+    "nothing is said of children": ("trap '' CHLD; vram convert job.pickle --to folded -o out.folded", 0, ""),
+}
+
+
+@pytest.mark.parametrize("case", SHELL)
+def test_a_command_does_not_blame_the_file_for_what_is_around_it(case: str, job_file: Path) -> None:
+    command, status, said = SHELL[case]
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    ended = subprocess.run(
+        ["bash", "-c", command],
+        cwd=job_file.parent,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, "hostile" in ended.stderr) == (status, False), ended.stderr
+    assert ended.stderr.strip().endswith(said) and "Traceback" not in ended.stderr
+
+
 def test_an_output_appears_complete_or_not_at_all(
     job_file: Path, monkeypatch: pytest.MonkeyPatch, vram_command: Command
 ) -> None:
@@ -203,7 +244,7 @@ def test_the_death_of_a_process_is_an_error_of_its_queries_only(recordings: Reco
         while not recordings._processes[0].busy:
             pass
         os.kill(first, signal.SIGKILL)
-        with pytest.raises(TraceError, match=r"job\.pickle: .*died of signal 9"):
+        with pytest.raises(TraceError, match=r"job\.pickle: .*was killed"):
             waiting.result()
     assert json.loads(recordings.answer("events", {"file": "1", "first": "0"}))["events"]
     assert json.loads(recordings.answer("events", {"file": "0", "first": "0"}))["events"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -58,6 +59,7 @@ BAD_INPUT = 2
 INTERRUPTED = 128 + 2
 """What shells report for a program ended by Ctrl-C."""
 READER_LEFT = 128 + 13
+OUTPUT_FULL = (errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC))
 """What shells report for a program ended by SIGPIPE."""
 NO_CODE = "code after -c is not supported; write it to a file and name the file"
 PIPED_WIDTH = 120
@@ -128,6 +130,11 @@ class Commands(click.RichGroup):
         except BrokenPipeError:  # for example `| head`: discard what remains
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(READER_LEFT)
+        except OSError as error:
+            if error.errno not in OUTPUT_FULL:
+                raise
+            click.echo(f"vram: cannot write the output: {error.strerror}", err=True)
+            ctx.exit(BAD_INPUT)
 
 
 def report_error(error: VramError) -> int:

@@ -18,7 +18,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TextIO, TypeVar
 
 import rich_click as click
 from click.exceptions import Exit
@@ -35,6 +35,7 @@ __all__ = ["limited"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
+STREAMS = ("stdout", "stderr")
 INTERRUPT_SECONDS = 1.0
 """How long a child may take to end after Ctrl-C."""
 
@@ -63,12 +64,18 @@ def limited(work: Callable[P, T]) -> Callable[P, T]:
 
 
 def _call(work: Callable[[], Any], names: str) -> Any:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in _open_streams():
+        stream.flush()
     output, answer = os.pipe()
-    with warnings.catch_warnings():  # of other threads, which a program has that runs this command itself
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
+    try:
+        with warnings.catch_warnings():  # of other threads, which a program has that runs this command itself
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+    except OSError as error:
+        os.close(output)
+        os.close(answer)
+        what = f"cannot start a process to read {names} safely: {error.strerror}"
+        raise TraceError(what, place="file") from error
     if child == 0:
         os.close(output)
         _answer(work, answer, names)
@@ -79,14 +86,17 @@ def _call(work: Callable[[], Any], names: str) -> Any:
             if kind == "memory":
                 watch.allow(content)
             answers[kind] = content
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        status = _wait(child)
     except BaseException:
         _end(child)
         raise
     finally:
         os.close(output)
-    for stream in ("stdout", "stderr"):
-        getattr(sys, stream).write(answers.get(stream, ""))
+    for name in STREAMS:
+        if text := answers.get(name):
+            getattr(sys, name).write(text)
+    if "system" in answers:
+        raise OSError(*answers["system"])
     if "value" in answers:
         return answers["value"]
     if "exit" in answers:
@@ -97,16 +107,29 @@ def _call(work: Callable[[], Any], names: str) -> Any:
     raise TraceError(f"{names}: {why_it_ended(status, watch=watch)}", place="file", status=status)
 
 
+def _open_streams() -> list[TextIO]:
+    """Standard output and error, as far as they were open when the command began."""
+    return [stream for stream in (sys.stdout, sys.stderr) if stream is not None]
+
+
+def _wait(child: int) -> int:
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    except ChildProcessError:  # SIGCHLD is ignored, so the system keeps no status
+        return 0
+
+
 def _end(child: int) -> None:
     """End the child. Ctrl-C in a terminal reaches it, too, and it may restore the terminal."""
     deadline = time.monotonic() + INTERRUPT_SECONDS
-    while not os.waitpid(child, os.WNOHANG)[0]:
-        if time.monotonic() > deadline:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            _show_cursor()
-            return
-        time.sleep(0.01)
+    with contextlib.suppress(ChildProcessError):
+        while not os.waitpid(child, os.WNOHANG)[0]:
+            if time.monotonic() > deadline:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                _show_cursor()
+                return
+            time.sleep(0.01)
 
 
 def _show_cursor() -> None:
@@ -120,7 +143,8 @@ def _show_cursor() -> None:
 def _answer(work: Callable[[], Any], answer: int, names: str) -> NoReturn:
     """Do the work, send its result and exit, whatever happens: the caller's code must not go on here."""
     try:
-        kept = [stream for stream in ("stdout", "stderr") if not _has_descriptor(getattr(sys, stream))]
+        given = [name for name in STREAMS if getattr(sys, name) is not None]
+        kept = [name for name in given if not _has_descriptor(getattr(sys, name))]
         for stream in kept:  # what is written to memory would end with this process
             setattr(sys, stream, io.StringIO())
         with open(answer, "wb", buffering=0) as answers:
@@ -130,11 +154,15 @@ def _answer(work: Callable[[], Any], answer: int, names: str) -> NoReturn:
 
             enter_limits(lambda count: tell("memory", count), with_parent=True)
             outcome = _outcome(work, names)
-            for stream in ("stdout", "stderr"):
-                if stream in kept:
-                    tell(stream, getattr(sys, stream).getvalue())
-                with contextlib.suppress(BrokenPipeError):
-                    getattr(sys, stream).flush()
+            for name in given:
+                if name in kept:
+                    tell(name, getattr(sys, name).getvalue())
+                try:
+                    getattr(sys, name).flush()
+                except BrokenPipeError:
+                    pass
+                except OSError as error:
+                    outcome = _system_error(error)
             tell(*outcome)
     finally:
         os._exit(0)
@@ -159,11 +187,18 @@ def _outcome(work: Callable[[], Any], names: str) -> tuple[str, Any]:
         return "exit", INTERRUPTED
     except BrokenPipeError:
         return "exit", READER_LEFT
+    except OSError as error:  # a full disk, for example; errors of reading are TraceErrors
+        return _system_error(error)
     except Exit as error:
         return "exit", error.exit_code
     except click.UsageError as error:
         return "usage", error.message
     except Exception as error:
-        traceback.print_exc()
+        if sys.stderr is not None:
+            traceback.print_exc()
         what = f"{names}: {type(error).__name__}: {error}; {HOSTILE}, or this is an error of vram"
         return "exit", report_error(TraceError(what, place="file"))
+
+
+def _system_error(error: OSError) -> tuple[str, Any]:
+    return "system", [error.errno or 0, error.strerror or str(error)]

@@ -132,6 +132,11 @@ def why_it_ended(status: int, *, watch: Watch | None = None, complaint: str = ""
         return f"{TOO_MUCH_MEMORY}; {HOSTILE}"
     if status == -getattr(signal, "SIGXCPU", 0) != 0:
         return f"{TOO_MUCH_TIME}; {HOSTILE}"
+    if status == -getattr(signal, "SIGKILL", 0) != 0:
+        return (
+            "the process that worked on it was killed: by a user, by a limit of processor time (ulimit -t) "
+            "or because the system ran out of memory"
+        )
     if status < 0:
         how = f"died of signal {-status} ({signal.strsignal(-status)})"
     else:
