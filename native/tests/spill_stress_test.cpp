@@ -363,33 +363,6 @@ TEST(a_pool_can_be_closed_while_a_tag_is_parked) {
   }
 }
 
-// The host writes the zeros, and no gate holds it back.
-TEST(new_memory_is_zero_while_pages_move) {
-  PoolConfig config = spilling();
-  config.zero_on_allocate = true;
-  Shared shared(1, std::make_shared<HostBackend>(Shared::kCapacity), config);
-  std::atomic<bool> done{false};
-  std::thread parking([&] {
-    for (std::uint64_t moved = 0; !done;) {
-      CHECK(shared.pool.park(nullptr, &moved).ok() && shared.pool.unpark(nullptr, &moved).ok());
-    }
-  });
-  for (int i = 0; i < 200 / vram::testing::kSlowdown; ++i) {
-    Address address = 0;
-    CHECK(shared.pool.allocate(4 * kMiB, shared.all[0], 0, 0, &address).ok());
-    const auto use = [&shared, address] {
-      auto* const bytes = reinterpret_cast<std::uint8_t*>(address);
-      shared.wrong +=
-          std::all_of(bytes, bytes + 4 * kMiB, [](std::uint8_t byte) { return byte == 0; }) ? 0 : 1;
-      std::fill(bytes, bytes + 4 * kMiB, std::uint8_t{1});
-    };
-    CHECK(shared.device->launch(shared.all[0], use).ok() && shared.pool.free(address).ok());
-  }
-  done = true;
-  parking.join();
-  CHECK(shared.device->synchronize().ok() && shared.wrong == 0 && shared.pool.stats().spill.spills > 0);
-}
-
 TEST(two_pools_on_one_device_take_turns) {
   Shared shared(2);
   Pool second(shared.device, spilling());

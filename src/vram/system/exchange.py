@@ -56,8 +56,8 @@ class Identity:
             return cls(os.geteuid(), os.getegid())
         said = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
         user = int(said["Uid"][1])
-        more = len(set(said["Uid"])) > 1 or (user != 0 and int(said["CapPrm"][0], 16))
-        if more and user != os.geteuid():  # of the own user, the system decides
+        able = user not in (0, os.geteuid()) and int(said["CapPrm"][0], 16)
+        if able or len(set(said["Uid"])) > 1:
             raise DeviceError(f"process {pid} may do more than its user {user}, so vram attach refuses it")
         return cls(user, int(said["Gid"][1]), tuple(map(int, said["Groups"])))
 
