@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
-import threading
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from vram.analysis import explain
 from vram.analysis.differences import difference
 from vram.sizes import format_size
 from vram.trace import open_trace
-from vram.web import recordings as answering
+from vram.web import files
 
 ROOT = Path(__file__).parents[2]
 TRACES = ROOT / "traces"
@@ -411,22 +412,25 @@ def test_a_file_that_is_no_recording_is_refused_with_a_reason(
 def test_reading_shows_how_far_it_is(
     look: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The reader stops half-way until the page has shown that."""
-    shown = threading.Event()
+    """The process that reads stops half-way until the page has shown that."""
+    stopped: list[int] = []
 
-    def read(path: Path, *, progress: Callable[[int, int], None], **options: Any) -> Any:
-        progress(50, 100)
-        assert shown.wait(120)
-        return open_trace(path, trusted=True)
+    class Slow(files._Process):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            os.kill(self._child.pid, signal.SIGSTOP)
+            stopped.append(self._child.pid)
+            self.read = (50, 100)
 
-    monkeypatch.setattr(answering, "open_trace", read)
+    monkeypatch.setattr(files, "_Process", Slow)
     job = Job()
     job.alloc(30 * MIB)
     try:
         tab = look(job.save(tmp_path / "slow.pickle"), wait="progress[value='0.5']", quiet=False)
         assert "Reading slow.pickle" in tab.text("[role=status]")
     finally:
-        shown.set()
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
     tab.page.wait_for_selector("aside")
     assert tab.page.locator("progress").count() == 0
 
