@@ -63,9 +63,9 @@ def start_child(
     interpreter = [sys.executable or "python3", "-I", "-c", _BOOTSTRAP]
     command = [*interpreter, package, module, request, *_library_paths(libraries)]
     # A preloaded library (a sanitizer, a profiler) or an allocator other than the system's may reserve more
-    # addresses than the limit allows. Nothing needs the threads of a BLAS library.
+    # addresses than the limit allows.
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    environment |= {"ARROW_DEFAULT_MEMORY_POOL": "system", "OPENBLAS_NUM_THREADS": "1"}
+    environment |= {"ARROW_DEFAULT_MEMORY_POOL": "system", **limits.ONE_THREAD}
     try:
         return subprocess.Popen(command, env=environment, **streams)
     except OSError as error:
