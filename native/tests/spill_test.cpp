@@ -59,6 +59,12 @@ struct Program {
     held[address] = {bytes, on, ModelBackend::stamped(0, value)};
     return address;
   }
+  // 0 if nothing is held. below(n): a number below n.
+  template <class Below>
+  Address any_held(Below below) const {
+    if (held.empty()) return 0;
+    return std::next(held.begin(), static_cast<std::ptrdiff_t>(below(held.size())))->first;
+  }
   bool use(Address address) {
     Held& block = held.at(address);
     if (!world.device->work(block.stream, ++ids, address, block.bytes).ok()) return false;
@@ -733,12 +739,7 @@ TEST(random_programs_keep_their_contents) {
     bool good = true;
     for (int i = 0; i < kSteps && good; ++i) {
       const std::uint64_t dice = below(100);
-      Address address = 0;
-      if (!program.held.empty()) {
-        auto at = program.held.begin();
-        std::advance(at, static_cast<std::ptrdiff_t>(below(program.held.size())));
-        address = at->first;
-      }
+      const Address address = program.any_held(below);
       const StreamHandle stream = below(3);
       if (dice < 30) {
         (void)program.get(kSlotBytes * (1 + below(5)), stream, static_cast<std::uint32_t>(below(3)));
@@ -1253,12 +1254,7 @@ TEST(random_programs_that_capture_keep_their_contents) {
     bool good = true;
     for (int i = 0; i < kSteps && good; ++i) {
       const std::uint64_t dice = below(100);
-      Address address = 0;
-      if (!program.held.empty()) {
-        auto at = program.held.begin();
-        std::advance(at, static_cast<std::ptrdiff_t>(below(program.held.size())));
-        address = at->first;
-      }
+      const Address address = program.any_held(below);
       std::uint64_t moved = 0;
       if (dice < 35) {
         (void)program.get(kSlotBytes * (1 + below(5)), below(3));
